@@ -1,0 +1,32 @@
+"""What the engine asks of a mode: a plan, and a commit of what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from mtplx.batching.sequences import SequenceTable
+from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
+
+
+class Scheduler(Protocol):
+    """One scheduler mode. Deterministic: the same adds, cancels and outcomes give the same plans."""
+
+    @property
+    def mode(self) -> SchedulerMode: ...
+
+    @property
+    def table(self) -> SequenceTable: ...
+
+    @property
+    def max_running(self) -> int:
+        """The most sequences it admits at once; with the queue limit this bounds what the server accepts."""
+        ...
+
+    def plan(self) -> StepPlan:
+        """Admits, preempts, reserves blocks, and returns the next step's rows; empty when there is nothing to do."""
+        ...
+
+    def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
+        """Applies the outcomes (one a row, in order) and returns an event for every sequence that got tokens or ended."""
+        ...

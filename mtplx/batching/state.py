@@ -1,0 +1,145 @@
+"""The vocabulary of scheduling: modes, sequences, rows, plans and events. Ints in, ints out; no tensors, no HTTP.
+
+A step is a list of rows; a row is "these tokens of this sequence, from this position, logits wanted at its end".
+Between steps a decoding sequence has `num_computed == len(token_ids) - 1`; cache beyond `num_computed` is dead.
+
+    token_ids   p p p p p p e e e        p: prompt, e: emitted
+    computed    |---------------|        num_computed = 8, num_pending = 1
+    next row                    e d d    the pending token and two drafts: three rows of logits
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class SchedulerMode(StrEnum):
+    """How concurrent requests share the model; the values are what users write."""
+
+    SERIAL = "serial"
+    COOPERATIVE = "cooperative"
+    AR_BATCH = "ar_batch"
+    MTP_BATCH = "mtp_batch"
+    MTP_COHORT_EXPERIMENTAL = "mtp_cohort_experimental"
+    HYPER = "hyper"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class SequenceStatus(StrEnum):
+    WAITING = "waiting"  # holds no blocks; num_computed is 0
+    RUNNING = "running"  # admitted; holds the blocks of its computed tokens at least
+    FINISHED = "finished"  # left the table
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """Where a sequence ends, as far as token ids tell; stop strings are the text side's business.
+
+    `stop_ids` holds the end-of-sequence ids (unless the request ignores them) and the request's own stop ids. The id
+    that stops a sequence is emitted as its last token.
+    """
+
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One choice of one request. Only `SequenceTable` moves its status, blocks and counters."""
+
+    seq_id: int  # rises with arrival
+    token_ids: list[int]  # prompt, then emitted
+    prompt_len: int
+    stops: StopRules
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    draft_ids: list[int] = field(default_factory=list)  # guesses to be verified in the next step
+    num_served: int = 0  # tokens computed for it so far, for fairness
+    num_overtaken: int = 0  # times a later arrival was admitted before it
+    num_preempted: int = 0
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose cache entries are still to be computed; 1 while decoding."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_pending == 1 and self.num_emitted > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`token_ids` of sequence `seq_id` from absolute position `start`; the last `num_drafts` of them are guesses.
+
+    Logits are wanted for the last `num_logits` tokens: 0 for a chunk inside the prompt, else 1 + num_drafts.
+    `block_ids` are the sequence's cache blocks in order; they cover position start + len(token_ids) - 1.
+    """
+
+    seq_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    num_logits: int
+    num_drafts: int = 0
+
+    @property
+    def draft_ids(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    @property
+    def end(self) -> int:
+        """One past the absolute position of the last token."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one forward pass computes; the runner never asks which mode made it."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def width(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+    @property
+    def num_logits(self) -> int:
+        return sum(row.num_logits for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """What the next-token function said for one row: the accepted drafts and one more token; empty inside a prompt.
+
+    `error` set means that this row has no token (NaN logits, a failed forward) and its sequence fails.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEvent:
+    """What one step did for one sequence: tokens that were really emitted, and how it ended if it did."""
+
+    seq_id: int
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None

@@ -1,0 +1,96 @@
+"""Every error that mtplx raises on purpose, as one tree; knows HTTP status codes as numbers, but no web framework.
+
+    MtplxError
+    |-- ConfigError                a setting that can't hold; refused before any port is opened
+    |-- ModelError                 a model that can't be found, read or served
+    |-- RequestError               the client's fault: 4xx, names the parameter
+    |   |-- AuthenticationError    401
+    |   |-- ModelNotFoundError     404
+    |   |-- ContextLengthError     400, code context_length_exceeded
+    |   `-- BodyTooLargeError      413
+    `-- ServerError                our fault: 5xx
+        |-- OverloadedError        503 with Retry-After, decided before any work
+        |-- EngineDeadError        503, the worker has ended
+        `-- GenerationError        500, this sequence failed, others go on
+"""
+
+from __future__ import annotations
+
+
+class MtplxError(Exception):
+    """Base of all; `str(error)` is one sentence for a person."""
+
+
+class ConfigError(MtplxError):
+    """A setting is wrong; `parameter` is its flag, such as `--draft-depth`."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class ModelError(MtplxError):
+    """The model can't be found, read or served."""
+
+
+class RequestError(MtplxError):
+    """The request can't be obeyed; `param` names the field at fault."""
+
+    status = 400
+    code: str | None = None
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class AuthenticationError(RequestError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class ModelNotFoundError(RequestError):
+    status = 404
+    code = "model_not_found"
+
+
+class ContextLengthError(RequestError):
+    code = "context_length_exceeded"
+
+
+class BodyTooLargeError(RequestError):
+    status = 413
+    code = "body_too_large"
+
+
+class ServerError(MtplxError):
+    """The server's own fault."""
+
+    status = 500
+    code = "internal_error"
+
+
+class OverloadedError(ServerError):
+    """The queue is full; try again after `retry_after_s` seconds."""
+
+    status = 503
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDeadError(ServerError):
+    """The worker has ended, nothing will be generated any more."""
+
+    status = 503
+    code = "engine_dead"
+
+
+class GenerationError(ServerError):
+    """One sequence failed while it was being generated."""
+
+    code = "generation_failed"

@@ -1,0 +1,36 @@
+"""What the rest of the program may know of a model: sizes and ids, no tensors, no library types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Facts read from a model folder's config.json and generation_config.json."""
+
+    architecture: str  # transformers' class name, such as LlamaForCausalLM
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int  # the context length the model was made for
+    eos_ids: frozenset[int]
+    sliding_window: int | None = None
+    default_temperature: float | None = None  # of the generation config, None where it says nothing
+    default_top_p: float | None = None
+    default_top_k: int | None = None
+    num_mtp_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What runs, as the status reports it."""
+
+    runner: str  # torch or native
+    device: str
+    dtype: str
+    exact: bool  # an output row's bits don't depend on the other rows; verified at start-up
+    exact_note: str  # why it is or isn't, one sentence

@@ -1,0 +1,75 @@
+"""What a request asks of the next-token function and of its end; plain values, checked once, no tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mtplx.errors import RequestError
+
+MAX_STOP_STRINGS = 16
+MAX_TOP_LOGPROBS = 20
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """The sampling fields of one request, shared by all its choices.
+
+    `seed` None means that a random one is drawn at admission and reported. `logprobs` None means none are wanted, 0 the
+    chosen token's alone, k also the k likeliest. `max_tokens` None means up to the context limit. `top_k` 0 and
+    `top_p` 1.0 and `min_p` 0.0 keep every token.
+
+    Raises:
+        RequestError: a value is out of its range; `param` names the field.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _in_range("temperature", self.temperature, 0.0, 2.0)
+        _in_range("top_k", self.top_k, 0, None)
+        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, None, low_open=True)
+        _in_range("seed", self.seed, -(2**63), MAX_SEED)
+        _in_range("max_tokens", self.max_tokens, 1, None)
+        _in_range("min_tokens", self.min_tokens, 0, None)
+        _in_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        for bias in self.logit_bias.values():
+            _in_range("logit_bias", bias, -100.0, 100.0)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop")
+        if any(not text for text in self.stop):
+            raise RequestError("stop must not hold an empty string", "stop")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", "min_tokens")
+
+
+def _in_range(
+    name: str, value: float | None, low: float | None, high: float | None, *, low_open: bool = False
+) -> None:
+    if value is None:
+        return
+    too_low = low is not None and (value <= low if low_open else value < low)
+    too_high = high is not None and value > high
+    if too_low or too_high or not math.isfinite(value):
+        bounds = f"{'over' if low_open else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
+        raise RequestError(f"{name} must be {bounds}, got {value}", name)
