@@ -1,0 +1,60 @@
+"""What the engine has really done, counted where it happens; read by the status and the metrics pages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mtplx.batching.state import FinishReason, SchedulerMode, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot taken between two steps; the same numbers whoever asks. Histograms map a value to a count of steps."""
+
+    scheduler_mode: SchedulerMode
+    max_running: int
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    last_step_width: int  # sequences in the last step
+    last_step_at_s: float | None  # monotonic clock at its end; None before the first
+    step_started_at_s: float | None  # monotonic clock at the start of the step in progress, else None
+    width_histogram: Mapping[int, int]
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_blocks_used: int
+    num_blocks_total: int
+    block_size: int
+    num_preemptions: int
+    num_finished: Mapping[FinishReason, int]
+    num_failed_steps: int
+    num_drafts: int = 0  # rows that had drafts
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """The running totals behind `EngineStatus`; one thread writes them."""
+
+    num_steps: int = 0
+    last_step_width: int = 0
+    last_step_at_s: float | None = None
+    step_started_at_s: float | None = None
+    width_histogram: Counter[int] = field(default_factory=Counter)
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_finished: Counter[FinishReason] = field(default_factory=Counter)
+    num_failed_steps: int = 0
+
+    def count_step(self, plan: StepPlan, now_s: float) -> None:
+        """Adds one step that ran; a row whose logits are wanted spends one of its tokens on decoding."""
+        num_decode = sum(1 for row in plan.rows if row.num_logits and len(row.token_ids) == row.num_logits)
+        self.num_steps += 1
+        self.last_step_width = plan.width
+        self.last_step_at_s = now_s
+        self.width_histogram[plan.width] += 1
+        self.num_decode_tokens += num_decode
+        self.num_prefill_tokens += plan.num_tokens - num_decode
