@@ -1,17 +1,17 @@
 """Every error that mtplx raises on purpose, as one tree; knows HTTP status codes as numbers, but no web framework.
 
-    MtplxError
-    |-- ConfigError                a setting that can't hold; refused before any port is opened
-    |-- ModelError                 a model that can't be found, read or served
-    |-- RequestError               the client's fault: 4xx, names the parameter
-    |   |-- AuthenticationError    401
-    |   |-- ModelNotFoundError     404
-    |   |-- ContextLengthError     400, code context_length_exceeded
-    |   `-- BodyTooLargeError      413
-    `-- ServerError                our fault: 5xx
-        |-- OverloadedError        503 with Retry-After, decided before any work
-        |-- EngineDeadError        503, the worker has ended
-        `-- GenerationError        500, this sequence failed, others go on
+MtplxError
+|-- ConfigError                a setting that can't hold; refused before any port is opened
+|-- ModelError                 a model that can't be found, read or served
+|-- RequestError               the client's fault: 4xx, names the parameter
+|   |-- AuthenticationError    401
+|   |-- ModelNotFoundError     404
+|   |-- ContextLengthError     400, code context_length_exceeded
+|   `-- BodyTooLargeError      413
+`-- ServerError                our fault: 5xx
+    |-- OverloadedError        503 with Retry-After, decided before any work
+    |-- EngineDeadError        503, the worker has ended
+    `-- GenerationError        500, this sequence failed, others go on
 """
 
 from __future__ import annotations

@@ -63,9 +63,7 @@ class SamplingParams:
             raise RequestError(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", "min_tokens")
 
 
-def _in_range(
-    name: str, value: float | None, low: float | None, high: float | None, *, low_open: bool = False
-) -> None:
+def _in_range(name: str, value: float | None, low: float | None, high: float | None, *, low_open: bool = False) -> None:
     if value is None:
         return
     too_low = low is not None and (value <= low if low_open else value < low)

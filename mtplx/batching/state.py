@@ -62,9 +62,10 @@ class Sequence:
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
     draft_ids: list[int] = field(default_factory=list)  # guesses to be verified in the next step
-    num_served: int = 0  # tokens computed for it so far, for fairness
+    num_served: int = 0  # turns it had, counted from the least of those it joined, for fairness
     num_overtaken: int = 0  # times a later arrival was admitted before it
     num_preempted: int = 0
+    admitted_len: int = 0  # tokens it had when it was last admitted
 
     @property
     def num_emitted(self) -> int:

@@ -1,0 +1,68 @@
+"""How the tokens of one step are divided among sequences; pure functions over ints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mtplx.batching.state import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """The running sequences by what they do next, each in the order they were given."""
+
+    decoding: list[Sequence]
+    prefilling: list[Sequence]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`num_tokens` of a step's budget for `sequence`; at least 1."""
+
+    sequence: Sequence
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A mixed step's budget: how many sequences decode one token, and how many tokens are prefilled."""
+
+    num_decoding: int
+    num_prefill_tokens: int
+
+
+def split_phases(running: Iterable[Sequence]) -> Phases:
+    phases = Phases([], [])
+    for sequence in running:
+        (phases.decoding if sequence.is_decoding else phases.prefilling).append(sequence)
+    return phases
+
+
+def share_out(line: Iterable[Sequence], budget: int) -> list[Share]:
+    """Gives each in turn as many tokens as it has pending, until the budget is spent.
+
+    Three sequences with 10, 50 and 20 tokens pending and a budget of 64 get 10, 50 and 4.
+    """
+    shares = []
+    for sequence in line:
+        if budget <= 0:
+            break
+        num_tokens = min(sequence.num_pending, budget)
+        shares.append(Share(sequence, num_tokens))
+        budget -= num_tokens
+    return shares
+
+
+def split_mixed(budget: int, num_decoding: int, num_prefill_pending: int) -> Split:
+    """Divides a mixed step: decoding comes first, but a quarter of the budget is kept for prefill that is pending.
+
+    Both sides get at least one token if they have work, also when the budget is 1.
+
+        split_mixed(64, 10, 1000)    # 10 decode, 54 prefill
+        split_mixed(64, 64, 1000)    # 48 decode, 16 prefill
+        split_mixed(64, 64, 0)       # 64 decode
+    """
+    kept = min(num_prefill_pending, max(1, budget // 4))
+    num_decoding = min(num_decoding, max(1, budget - kept))
+    return Split(num_decoding, min(num_prefill_pending, max(kept, budget - num_decoding)))

@@ -1,0 +1,101 @@
+"""`mtplx inspect`: what a model is and what would run it, read from its files without loading the weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mtplx.model.checkpoint import count_parameters, weight_types
+from mtplx.model.folder import read_spec
+from mtplx.model.spec import ModelSpec
+from mtplx.model.store import folder_bytes, format_bytes
+from mtplx.model.weights import ModelFolder, resolve_model
+
+if TYPE_CHECKING:
+    from mtplx.commands.public import Subparsers
+
+Value = str | int | bool | list[int] | None
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "inspect",
+        help="what a model is, and what would run it",
+        description="Show what a model is and which runner would serve it. Fetches and converts it first if needed.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="catalog name, hub id, local folder or .gguf file")
+    parser.add_argument("--offline", action="store_true", help="use what is on this machine, never the network")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Prints the facts.
+
+    Raises:
+        ModelError: the model can't be found, read or served; the sentence says why.
+    """
+    facts = inspect_model(resolve_model(namespace.model, offline=namespace.offline))
+    if namespace.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        Console().print(facts_table(facts))
+    return 0
+
+
+def inspect_model(model: ModelFolder) -> dict[str, Value]:
+    """The facts in the order in which they are shown."""
+    spec = read_spec(model.path)
+    runner, why = choose_runner(spec)
+    return {
+        "name": model.name,
+        "source": model.source,
+        "folder": str(model.path),
+        "gguf": None if model.gguf_path is None else str(model.gguf_path),
+        "architecture": spec.architecture,
+        "num_parameters": count_parameters(model.path),
+        "weight_type": weight_types(model.path)[0],
+        "num_bytes": folder_bytes(model.path),
+        "num_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "num_heads": spec.num_heads,
+        "num_kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab_size": spec.vocab_size,
+        "context_length": spec.max_position,
+        "sliding_window": spec.sliding_window,
+        "eos_ids": sorted(spec.eos_ids),
+        "has_mtp_head": spec.num_mtp_layers > 0,
+        "runner": runner,
+        "runner_reason": why,
+    }
+
+
+def choose_runner(spec: ModelSpec) -> tuple[str, str]:
+    """The runner's name, and in one sentence why it is this one."""
+    return "torch", f"the torch runner serves {spec.architecture}; there is no native runner in this version"
+
+
+def facts_table(facts: Mapping[str, Value]) -> Table:
+    """One line a fact; what the model doesn't have is left out."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in facts.items():
+        if value is not None:
+            name = "size" if key == "num_bytes" else key.removeprefix("num_").replace("_", " ")
+            table.add_row(name, Text(_text(key, value), overflow="fold"))
+    return table
+
+
+def _text(key: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return format_bytes(value) if key == "num_bytes" else f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

@@ -1,0 +1,70 @@
+"""The one function that says which token comes next; it knows one row of logits and nothing of batches or drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mtplx.decode.filters import surviving_ids
+from mtplx.decode.history import History, uses_penalties
+from mtplx.decode.noise import NoiseKey, gumbel
+from mtplx.decode.penalties import adjust_logits
+from mtplx.errors import GenerationError
+from mtplx.sampling_params import SamplingParams
+
+Logits = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+
+
+def next_token(
+    logits_V: Logits,
+    params: SamplingParams,
+    history: History,
+    noise_key: NoiseKey,
+    banned_ids: npt.NDArray[np.int64],
+) -> int:
+    """Returns the token at `noise_key.position`, whatever mode, batch or draft asks for it; changes nothing.
+
+    In float64: penalties, logit_bias, bans; (l - max) / T; top-k, top-p, min-p; argmax of l + Gumbel noise over what
+    is left, the lowest id on ties. At temperature 0 it is the argmax after the bans. `history` ends just before the
+    position; `banned_ids` can't be drawn, whatever their logit.
+
+    Raises:
+        GenerationError: a NaN or +inf among the logits, or no token left with a finite one.
+    """
+    if not _is_sound(logits_V):
+        raise GenerationError("the model returned logits without a finite largest value")
+    scores_V = logits_V.astype(np.float64)
+    with np.errstate(over="ignore"):  # a huge penalty or a tiny temperature may reach infinity; judged below
+        adjust_logits(scores_V, params, history, banned_ids)
+        largest = float(scores_V.max())
+        if not np.isfinite(largest):
+            raise GenerationError("penalties and bans left no token with a finite logit")
+        if params.temperature == 0.0:
+            return int(np.argmax(scores_V))
+        scores_V -= largest
+        scores_V /= params.temperature
+    ids_S = surviving_ids(scores_V, params)
+    values_S = gumbel(ids_S, noise_key)
+    values_S += scores_V if len(ids_S) == len(scores_V) else scores_V[ids_S]
+    return int(ids_S[np.argmax(values_S)])
+
+
+def is_plain_greedy(params: SamplingParams, num_emitted: int) -> bool:
+    """Whether `next_token` is the argmax of the raw logits after so many emitted tokens, and from there on."""
+    return (
+        params.temperature == 0.0
+        and not uses_penalties(params)
+        and not params.logit_bias
+        and num_emitted >= params.min_tokens
+    )
+
+
+def greedy_tokens(logits_NV: Logits) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Returns the argmax_N, lowest id on ties, and which rows have one: those that `next_token` wouldn't refuse."""
+    token_ids_N = np.argmax(logits_NV, axis=1)  # NaN counts as the largest
+    largest_N = logits_NV[np.arange(len(logits_NV)), token_ids_N]
+    return token_ids_N, np.isfinite(largest_N)
+
+
+def _is_sound(logits_V: Logits) -> bool:
+    return bool(np.isfinite(logits_V.max()))  # a maximum passes NaN on

@@ -1,0 +1,170 @@
+"""Turns a step's logits into tokens, row by row, position by position; a draft stands only where it equals the token.
+
+Knows sequences by id and rows by their plan. It doesn't know which mode made the plan, and ends nothing: cutting at a
+stop id or at max_tokens is the scheduler's commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mtplx.batching.state import Row, RowOutcome, StepPlan
+from mtplx.decode.history import History
+from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
+from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, next_token
+from mtplx.decode.noise import NoiseKey
+from mtplx.errors import GenerationError, RequestError
+from mtplx.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """One row's outcome; `logprobs` has one entry a token where the request wants them, else none."""
+
+    outcome: RowOutcome
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Sampler:
+    """The next-token function with what it must remember of each sequence.
+
+    Only `decode` changes what is remembered, by exactly the tokens it returned. A preempted sequence keeps its entry:
+    its recomputed prefix holds the tokens it emitted, so positions go on where they were. Tokens that a commit cuts
+    off stay counted, which nobody sees, since such a sequence has ended.
+
+    Invariant: an entry's next position is the position of the next token that a plan asks for.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._entries: dict[int, _Entry] = {}
+
+    def add(
+        self,
+        seq_id: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        choice: int,
+        prompt_ids: Sequence[int],
+        stop_ids: frozenset[int],
+    ) -> None:
+        """Starts a sequence. `stop_ids` are those that end it: min_tokens bans them until it is reached.
+
+        Raises:
+            RequestError: logit_bias names an id outside the vocabulary.
+        """
+        assert seq_id not in self._entries, f"sequence {seq_id} was added before"
+        for token_id in params.logit_bias:
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(f"logit_bias: token id {token_id} is not below {self._vocab_size}", "logit_bias")
+        stops = np.array(sorted(i for i in stop_ids if 0 <= i < self._vocab_size), dtype=np.int64)
+        history = History.of_prompt(prompt_ids, params, self._vocab_size)
+        self._entries[seq_id] = _Entry(params, seed, choice, stops, history)
+
+    def remove(self, seq_id: int) -> None:
+        """Forgets a sequence.
+
+        Raises:
+            KeyError: it isn't known; the caller's table and this one have parted, which must not stay hidden.
+        """
+        del self._entries[seq_id]
+
+    def decode(self, plan: StepPlan, logits_WV: Logits) -> list[SampledRow]:
+        """Returns what each row of the plan yields, in order; `logits_WV` has `plan.num_logits` lines in plan order.
+
+        A row without wanted logits yields nothing. A row whose logits can't give a token yields an error and leaves
+        the others alone.
+        """
+        assert logits_WV.shape == (plan.num_logits, self._vocab_size), logits_WV.shape
+        first_lines = _first_lines(plan)
+        plain_tokens = self._plain_tokens(plan, first_lines, logits_WV)
+        return [
+            self._decode_row(row, first_line, logits_WV, plain_tokens)
+            for row, first_line in zip(plan.rows, first_lines, strict=True)
+        ]
+
+    def check(self) -> None:
+        """Asserts the invariants of every entry."""
+        for entry in self._entries.values():
+            entry.history.check()
+
+    def _plain_tokens(self, plan: StepPlan, first_lines: list[int], logits_WV: Logits) -> dict[int, int]:
+        """The tokens of all plain greedy lines, by line, from one argmax; lines without a sound one are left out."""
+        lines = [
+            line
+            for row, first_line in zip(plan.rows, first_lines, strict=True)
+            if row.num_logits > 0 and self._entries[row.seq_id].is_plain_greedy
+            for line in range(first_line, first_line + row.num_logits)
+        ]
+        if not lines:
+            return {}
+        # Most steps are plain throughout: no copy then.
+        token_ids, is_sound = greedy_tokens(logits_WV if len(lines) == len(logits_WV) else logits_WV[lines])
+        found = zip(lines, token_ids.tolist(), is_sound.tolist(), strict=True)
+        return {line: token_id for line, token_id, sound in found if sound}
+
+    def _decode_row(self, row: Row, first_line: int, logits_WV: Logits, plain_tokens: Mapping[int, int]) -> SampledRow:
+        """Accepts drafts for as long as they equal the function's token; the last token is the function's own.
+
+        drafts a b c, function a b x: emits a b x.   drafts a b c, function a b c d: emits a b c d.
+        """
+        if row.num_logits == 0:
+            return SampledRow(RowOutcome())
+        entry = self._entries[row.seq_id]
+        assert row.num_logits == 1 + row.num_drafts, "logits inside a prompt have no token to draw"
+        assert row.end - row.num_drafts == entry.history.next_position, (row, entry.history.next_position)
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        for index in range(row.num_logits):
+            logits_V = logits_WV[first_line + index]
+            try:
+                plain_token = plain_tokens.get(first_line + index)
+                token_id = entry.draw(logits_V) if plain_token is None else plain_token
+            except GenerationError as error:
+                # Tokens before the failing position stand, as they would without drafts; the next step fails here.
+                if not token_ids:
+                    return SampledRow(RowOutcome(error=str(error)))
+                break
+            token_ids.append(token_id)
+            if entry.params.logprobs is not None:
+                logprobs.append(token_logprobs(logits_V, token_id, entry.params.logprobs))
+            entry.history.append(token_id)
+            if index < row.num_drafts and row.draft_ids[index] != token_id:
+                break
+        return SampledRow(RowOutcome(tuple(token_ids)), tuple(logprobs))
+
+
+@dataclass(slots=True)
+class _Entry:
+    params: SamplingParams
+    seed: int
+    choice: int
+    stop_ids: npt.NDArray[np.int64]  # ascending, inside the vocabulary
+    history: History
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        return is_plain_greedy(self.params, self.history.num_emitted)
+
+    def draw(self, logits_V: Logits) -> int:
+        """The token at the next position. Raises: GenerationError."""
+        noise_key = NoiseKey(self.seed, self.history.next_position, self.choice)
+        return next_token(logits_V, self.params, self.history, noise_key, self._banned_ids())
+
+    def _banned_ids(self) -> npt.NDArray[np.int64]:
+        """What can't be drawn at the next position. Another ban, such as a grammar's, adds its ids here."""
+        return self.stop_ids if self.history.num_emitted < self.params.min_tokens else self.stop_ids[:0]
+
+
+def _first_lines(plan: StepPlan) -> list[int]:
+    """For each row the index of its first line of logits."""
+    first_lines, line = [], 0
+    for row in plan.rows:
+        first_lines.append(line)
+        line += row.num_logits
+    return first_lines

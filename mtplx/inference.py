@@ -1,0 +1,125 @@
+"""The engine in your own process, without a server: `with Engine() as engine: engine.generate([...])`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, cast
+
+from mtplx.batching.state import FinishReason
+from mtplx.config import load_settings
+from mtplx.decode.logprobs import TokenLogprobs
+from mtplx.sampling_params import SamplingParams
+from mtplx.server.assemble import assemble
+from mtplx.server.engine import Cancel, Submit
+from mtplx.server.stream import Delta, RequestStream, Streams
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer; asking again with the same prompt, parameters and `seed` gives it again."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_token_ids: tuple[int, ...]
+    seed: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+class Engine:
+    """A model in this process, for one thread at a time. `settings` are those of `mtplx serve`, by their field names.
+
+    Raises:
+        ConfigError, ModelError: as at a server's start.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        if model is not None:
+            settings["model"] = model
+        self._assembly = assemble(load_settings(settings))
+        self._core = self._assembly.core
+        self._streams = Streams(
+            self._assembly.tokenizer,
+            self._assembly.limits.unqueued(),
+            send=self._apply,
+            read_status=self._core.status,
+        )
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the model's memory back."""
+        self._core.runner.close()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, *, n: int = 1
+    ) -> list[Completion]:
+        """Completes every prompt (text or token ids), all together; `n` answers each, prompt by prompt.
+
+        Raises:
+            RequestError: a prompt or parameter can't be obeyed; nothing was generated.
+            GenerationError: the model failed on one of them.
+        """
+        encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
+        streams = self._streams.open_many(encoded, params or SamplingParams(), n, continues=True)
+        try:
+            while self._core.has_work:
+                self._streams.dispatch(self._core.step())
+            return [answer for stream in streams for answer in _completions(stream, n)]
+        finally:
+            for stream in streams:
+                stream.close()
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, *, n: int = 1
+    ) -> list[Completion]:
+        """Answers a conversation through the model's chat template; `n` answers."""
+        prompt = self._assembly.chat_template.render(messages)
+        return self.generate([self._assembly.tokenizer.encode(prompt, add_special_tokens=False)], params, n=n)
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, str):
+            return self._assembly.tokenizer.encode(prompt, add_special_tokens=True)
+        return prompt
+
+    def _apply(self, message: Submit | Cancel) -> None:
+        if isinstance(message, Submit):
+            self._core.add(message)
+        else:
+            self._core.cancel(message.seq_id)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return cast(Sequence[Prompt], prompts)
+
+
+def _completions(stream: RequestStream, n: int) -> list[Completion]:
+    by_choice: list[list[Delta]] = [[] for _ in range(n)]
+    for delta in stream.drain():
+        by_choice[delta.index].append(delta)
+    return [_join(stream, deltas) for deltas in by_choice]
+
+
+def _join(stream: RequestStream, deltas: Sequence[Delta]) -> Completion:
+    finish_reason = deltas[-1].finish_reason
+    assert finish_reason is not None, "the engine ran until all had ended"
+    return Completion(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        finish_reason=finish_reason,
+        prompt_token_ids=stream.prompt_ids,
+        seed=stream.seed,
+        logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+    )

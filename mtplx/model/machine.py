@@ -1,0 +1,41 @@
+"""What the machine offers: physical cores and free memory, as far as this process may use them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def physical_cores() -> int:
+    """Returns the number of physical cores among the CPUs that this process may run on, at least 1."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = {_read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or str(cpu) for cpu in cpus}
+    return max(1, len(cores))
+
+
+def available_memory_bytes() -> int:
+    """Returns the memory that can be taken without swapping: the system's, or what a control group leaves if less.
+
+    Where the system doesn't tell (no /proc/meminfo), half of the installed memory.
+    """
+    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return min(int(value.split()[0]) * 1024, _control_group_bytes())
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _control_group_bytes() -> int:
+    limit = _read(Path("/sys/fs/cgroup/memory.max"))
+    used = _read(Path("/sys/fs/cgroup/memory.current"))
+    if limit is None or used is None or limit == "max":
+        return 2**63
+    return max(0, int(limit) - int(used))
+
+
+def _read(path: Path) -> str | None:
+    """Returns the stripped text of a file of the kernel's, None where this system has no such file."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

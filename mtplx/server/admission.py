@@ -1,0 +1,76 @@
+"""What can be admitted at all, decided before any work: by length, by cache, by queue."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+from mtplx.batching.state import StopRules
+from mtplx.errors import ContextLengthError, OverloadedError, RequestError
+from mtplx.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server can hold, fixed at start-up."""
+
+    max_model_len: int  # tokens of prompt and answer together
+    cache_tokens: int  # a request that needs more could never run
+    max_live: int  # running plus waiting sequences
+    eos_ids: frozenset[int]
+
+    def unqueued(self) -> Limits:
+        """The same without a bound on waiting requests, for callers in the same process."""
+        return replace(self, max_live=sys.maxsize)
+
+    def stop_rules(self, prompt_len: int, params: SamplingParams) -> StopRules:
+        """Where an answer to a prompt of that many tokens ends; without `max_tokens` it may fill what room there is.
+
+        Raises:
+            ContextLengthError: prompt and answer can't fit.
+        """
+        max_tokens = self._max_tokens(prompt_len, params.max_tokens)
+        if params.min_tokens > max_tokens:
+            raise ContextLengthError(
+                f"min_tokens {params.min_tokens} is over the {max_tokens} tokens that can follow this prompt",
+                "min_tokens",
+            )
+        eos_ids = frozenset() if params.ignore_eos else self.eos_ids
+        return StopRules(max_tokens, eos_ids | frozenset(params.stop_token_ids))
+
+    def check_room(self, *, num_live: int, num_more: int) -> None:
+        """Counts choices, not requests.
+
+        Raises:
+            RequestError: so many could never be held at once.
+            OverloadedError: not now.
+        """
+        if num_more > self.max_live:
+            raise RequestError(
+                f"n asks for {num_more} answers at once, over this server's limit of {self.max_live}", "n"
+            )
+        if num_live + num_more > self.max_live:
+            raise OverloadedError(
+                f"{num_live} sequences are running or waiting and {num_more} more are over the limit of "
+                f"{self.max_live}; try again later"
+            )
+
+    def _max_tokens(self, prompt_len: int, asked: int | None) -> int:
+        if prompt_len == 0:
+            raise ContextLengthError("the prompt has no tokens", "prompt")
+        room = min(self.max_model_len, self.cache_tokens) - prompt_len
+        max_tokens = max(room, 1) if asked is None else asked
+        total = prompt_len + max_tokens
+        if total > self.max_model_len:
+            raise ContextLengthError(
+                f"{prompt_len} prompt tokens and {max_tokens} to answer are over the limit of "
+                f"{self.max_model_len} tokens of prompt and answer together",
+                "prompt" if prompt_len >= self.max_model_len else "max_tokens",
+            )
+        if total > self.cache_tokens:
+            raise ContextLengthError(
+                f"{prompt_len} prompt tokens and {max_tokens} to answer could never fit the cache of "
+                f"{self.cache_tokens} tokens",
+                "prompt" if prompt_len >= self.cache_tokens else "max_tokens",
+            )
+        return max_tokens

@@ -1,0 +1,105 @@
+"""What the answers of both completion endpoints have in common: their head, their choices, their token counts."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mtplx.decode.logprobs import TokenLogprobs
+from mtplx.server.responses import Usage
+from mtplx.server.stream import Delta
+from mtplx.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What an answer and every chunk of it begin with; `created` in Unix seconds, `seed` the one used."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerParts:
+    """All that is known of an answer before its first token; `prompts` in request order."""
+
+    head: Head
+    prompts: Sequence[tuple[int, ...]]
+    num_choices: int  # per prompt
+    tokenizer: Tokenizer
+    has_logprobs: bool
+    has_token_ids: bool
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice, growing by deltas; `number` counts over all prompts of the request."""
+
+    number: int
+    prompt_ids: tuple[int, ...]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason = str(delta.finish_reason)
+
+
+class Answer(Protocol):
+    """Turns choices into the JSON of one endpoint; what is returned is never changed later."""
+
+    def opening(self) -> Sequence[Any]:
+        """The chunks that come before any token."""
+        ...
+
+    def chunks(self, choice: Choice, delta: Delta) -> Sequence[Any]:
+        """The chunks for one delta, which has been added to `choice` already; none when there is nothing to say."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> Any:
+        """The last chunk, without choices."""
+        ...
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:
+        """The answer in one piece."""
+        ...
+
+
+def make_head(prefix: str, *, model: str, fingerprint: str, seed: int) -> Head:
+    """A head with an id of its own, made now."""
+    return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, fingerprint, seed)
+
+
+def make_choices(parts: AnswerParts) -> list[Choice]:
+    """Empty choices, numbered prompt by prompt.
+
+    Example: two prompts, three choices each
+        prompt 0 has choices 0, 1, 2 and prompt 1 has choices 3, 4, 5
+    """
+    return [
+        Choice(prompt_number * parts.num_choices + index, prompt_ids)
+        for prompt_number, prompt_ids in enumerate(parts.prompts)
+        for index in range(parts.num_choices)
+    ]
+
+
+def usage_of(parts: AnswerParts, choices: Sequence[Choice]) -> Usage:
+    """Emitted tokens only; a prompt counts once, however many choices it has."""
+    prompt_tokens = sum(len(prompt_ids) for prompt_ids in parts.prompts)
+    completion_tokens = sum(len(choice.token_ids) for choice in choices)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

@@ -1,0 +1,98 @@
+"""The JSON of POST /v1/chat/completions, whole and in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mtplx.decode.logprobs import TokenLogprobs
+from mtplx.server.answer import AnswerParts, Choice
+from mtplx.server.logprob_shapes import chat_logprobs
+from mtplx.server.responses import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    Usage,
+)
+from mtplx.server.stream import Delta
+
+
+class ChatAnswer:
+    """In a stream every choice begins with its role and ends with a chunk that has only its finish reason."""
+
+    def __init__(self, parts: AnswerParts) -> None:
+        self._parts = parts
+
+    def opening(self) -> list[ChatCompletionChunk]:
+        chunks = [
+            self._chunk([self._chunk_choice(number, {"role": "assistant", "content": ""})])
+            for number in range(self._parts.num_choices)
+        ]
+        if self._parts.has_token_ids:
+            chunks[0]["prompt_token_ids"] = list(self._parts.prompts[0])
+        return chunks
+
+    def chunks(self, choice: Choice, delta: Delta) -> list[ChatCompletionChunk]:
+        chunks = []
+        reports_tokens = delta.token_ids and (self._parts.has_logprobs or self._parts.has_token_ids)
+        if delta.text or reports_tokens:
+            piece = self._chunk_choice(choice.number, {"content": delta.text})
+            piece["logprobs"] = self._logprobs(delta.logprobs)
+            if self._parts.has_token_ids:
+                piece["token_ids"] = list(delta.token_ids)
+            chunks.append(self._chunk([piece]))
+        if delta.finish_reason is not None:
+            chunks.append(self._chunk([self._chunk_choice(choice.number, {}, str(delta.finish_reason))]))
+        return chunks
+
+    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk:
+        chunk = self._chunk([])
+        chunk["usage"] = usage
+        return chunk
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> ChatCompletion:
+        head = self._parts.head
+        answer: ChatCompletion = {
+            "id": head.id,
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": head.fingerprint,
+            "seed": head.seed,
+            "object": "chat.completion",
+            "choices": [self._whole_choice(choice) for choice in choices],
+            "usage": usage,
+        }
+        if self._parts.has_token_ids:
+            answer["prompt_token_ids"] = list(self._parts.prompts[0])
+        return answer
+
+    def _whole_choice(self, choice: Choice) -> ChatChoice:
+        whole: ChatChoice = {
+            "index": choice.number,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason or "",
+        }
+        if self._parts.has_token_ids:
+            whole["token_ids"] = list(choice.token_ids)
+        return whole
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        head = self._parts.head
+        return {
+            "id": head.id,
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": head.fingerprint,
+            "seed": head.seed,
+            "object": "chat.completion.chunk",
+            "choices": choices,
+        }
+
+    def _chunk_choice(self, number: int, delta: ChatDelta, finish_reason: str | None = None) -> ChatChunkChoice:
+        return {"index": number, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        return chat_logprobs(self._parts.tokenizer, entries) if self._parts.has_logprobs else None

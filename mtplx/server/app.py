@@ -1,0 +1,97 @@
+"""The web application: routes, middleware, and one place where every error becomes an answer."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from mtplx.server.auth import ApiKeyCheck
+from mtplx.server.boundary import REQUEST_ID_HEADER, Boundary
+from mtplx.server.context import ServerContext
+from mtplx.server.error_bodies import PLANNED_ERRORS, answer_of
+from mtplx.server.handlers import CompletionHandlers
+from mtplx.server.handlers_info import InfoHandlers
+from mtplx.server.protocol_chat import ChatCompletionRequest
+from mtplx.server.protocol_completions import CompletionRequest
+from mtplx.server.responses import ChatCompletion, ChatCompletionChunk, Completion
+from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events
+from mtplx.telemetry.metrics import HttpMetrics
+
+__all__ = ["ServerContext", "create_app"]
+
+
+def create_app(context: ServerContext) -> FastAPI:
+    """The whole HTTP side over a running engine; starts and stops nothing."""
+    metrics = HttpMetrics(context.streams.status)
+    app = DescribedApi(
+        bodies=(ChatCompletionRequest, CompletionRequest),
+        title="mtplx",
+        version=context.version,
+        description="The OpenAI API over one model. Fields that aren't supported are refused by name.",
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    guards = [Depends(ApiKeyCheck(context.api_keys))] if context.api_keys else []
+    info = InfoHandlers(context, metrics, started_at_s=time.monotonic())
+    app.include_router(_completion_routes(CompletionHandlers(context, metrics)), dependencies=guards)
+    app.include_router(_info_routes(info), dependencies=guards)
+    app.add_api_route("/health", info.health, responses=errors(503))
+    _answer_errors(app, metrics)
+    if context.settings.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=context.settings.cors_origin,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID_HEADER, "retry-after"),
+        )
+    return app
+
+
+def _completion_routes(handlers: CompletionHandlers) -> APIRouter:
+    router = APIRouter(tags=["completions"])
+    failures = errors(400, 401, 404, 413, 415, 500, 503)
+    router.add_api_route(
+        "/v1/chat/completions",
+        handlers.create_chat_completion,
+        methods=["POST"],
+        response_class=JSONResponse,
+        responses={**json_or_events(ChatCompletion, ChatCompletionChunk), **failures},
+        openapi_extra=json_body(ChatCompletionRequest),
+    )
+    router.add_api_route(
+        "/v1/completions",
+        handlers.create_completion,
+        methods=["POST"],
+        response_class=JSONResponse,
+        responses={**json_or_events(Completion, Completion), **failures},
+        openapi_extra=json_body(CompletionRequest),
+    )
+    return router
+
+
+def _info_routes(handlers: InfoHandlers) -> APIRouter:
+    router = APIRouter(tags=["information"], responses=errors(401))
+    router.add_api_route("/v1/models", handlers.list_models)
+    router.add_api_route("/v1/models/{model_id:path}", handlers.get_model, responses=errors(404))
+    router.add_api_route("/v1/status", handlers.status)
+    router.add_api_route("/status", handlers.status, include_in_schema=False)
+    router.add_api_route("/metrics", handlers.metrics, responses={200: {"content": {"text/plain": {}}}})
+    return router
+
+
+def _answer_errors(app: FastAPI, metrics: HttpMetrics) -> None:
+    def count(error: Exception) -> None:
+        metrics.count_error(answer_of(error).code)
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        count(error)
+        return answer_of(error).response()
+
+    for kind in PLANNED_ERRORS:
+        app.add_exception_handler(kind, answer)
+    app.add_middleware(Boundary, on_error=count)

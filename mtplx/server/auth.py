@@ -1,0 +1,34 @@
+"""API keys: compared in constant time, never logged."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Annotated
+
+from fastapi import Depends
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import SecretStr
+
+from mtplx.errors import AuthenticationError
+
+_BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys")
+
+
+class ApiKeyCheck:
+    """A dependency that lets a request through only with one of the keys; keeps their digests, not the keys."""
+
+    def __init__(self, keys: Iterable[SecretStr]) -> None:
+        self._digests = tuple(sha256(key.get_secret_value().encode(errors="surrogateescape")).digest() for key in keys)
+
+    async def __call__(self, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
+        """Raises AuthenticationError without a key, or with one that isn't ours."""
+        if credentials is None:
+            raise AuthenticationError("this server needs an API key: send it as 'Authorization: Bearer KEY'")
+        sent = sha256(credentials.credentials.encode("latin-1")).digest()  # the bytes that came, as ASGI decodes them
+        is_known = False
+        for digest in self._digests:  # all of them, whichever fits: the time tells nothing
+            is_known |= hmac.compare_digest(digest, sent)
+        if not is_known:
+            raise AuthenticationError("the API key is not one of this server's")

@@ -1,0 +1,30 @@
+"""What the HTTP side is given at start-up: settings, the engine's streams, text, and facts to report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import SecretStr
+
+from mtplx.config import Settings
+from mtplx.model.spec import ModelSpec, RunnerInfo
+from mtplx.server.stream import Streams
+from mtplx.text.chat import ChatTemplate
+from mtplx.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerContext:
+    """One server's fixed parts; `created` is in Unix seconds."""
+
+    settings: Settings
+    api_keys: tuple[SecretStr, ...]  # none: anybody may ask
+    streams: Streams
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    spec: ModelSpec
+    runner_info: RunnerInfo
+    model_name: str
+    created: int
+    version: str
+    fingerprint: str

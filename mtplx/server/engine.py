@@ -1,0 +1,193 @@
+"""The synchronous engine: one `step()` is plan, forward, next-token function, commit. No threads, no HTTP, no text.
+
+Submit, Cancel  ->  step()  ->  SequenceOutput
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mtplx.batching.scheduler import Scheduler
+from mtplx.batching.state import FinishReason, Row, RowOutcome, SequenceEvent, StepPlan, StopRules
+from mtplx.batching.state import Sequence as Seq
+from mtplx.decode.logprobs import TokenLogprobs
+from mtplx.decode.sampler import SampledRow, Sampler
+from mtplx.errors import EngineDeadError
+from mtplx.model.runner import Runner
+from mtplx.sampling_params import SamplingParams
+from mtplx.telemetry.counters import EngineCounters, EngineStatus
+
+MAX_FAILED_STEPS = 16  # in a row, with no token between them: then the device is taken to be gone
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """One choice of one request, checked and complete: nothing in it can be refused any more."""
+
+    seq_id: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    choice: int
+    stops: StopRules
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    seq_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What a step did for one sequence; `logprobs` is empty or has one entry a token."""
+
+    seq_id: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class EngineCore:
+    """Owns the runner, the scheduler and the sampler; used by one thread at a time.
+
+    Invariant: the sampler knows exactly the sequences that the scheduler's table holds.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.counters = EngineCounters()
+        self._sampler = Sampler(runner.spec.vocab_size)
+        self._clock = clock
+        self._num_failed_in_a_row = 0
+
+    @property
+    def has_work(self) -> bool:
+        return not self.scheduler.table.is_empty
+
+    def add(self, submit: Submit) -> None:
+        self._sampler.add(
+            submit.seq_id,
+            submit.params,
+            seed=submit.seed,
+            choice=submit.choice,
+            prompt_ids=submit.prompt_ids,
+            stop_ids=submit.stops.stop_ids,
+        )
+        self.scheduler.table.add(
+            Seq(submit.seq_id, list(submit.prompt_ids), prompt_len=len(submit.prompt_ids), stops=submit.stops)
+        )
+
+    def cancel(self, seq_id: int) -> None:
+        """Ends a sequence in any state; one that has already ended is none of our business."""
+        if self.scheduler.table.cancel(seq_id):
+            self._sampler.remove(seq_id)
+            self.counters.num_finished[FinishReason.CANCELLED] += 1
+
+    def step(self) -> list[SequenceOutput]:
+        """Runs one step and returns what it did; nothing when there is nothing to do.
+
+        Raises:
+            EngineDeadError: step after step has failed; the engine must not be used any more.
+        """
+        plan = self.scheduler.plan()
+        if not plan.rows:
+            return []
+        self.counters.step_started_at_s = self._clock()
+        sampled = self._compute(plan)
+        events = self.scheduler.commit(plan, [row.outcome for row in sampled])
+        self.counters.count_step(plan, self._clock())
+        self.counters.step_started_at_s = None
+        return self._outputs(plan, sampled, events)
+
+    def fail_all(self, message: str) -> list[SequenceOutput]:
+        """Ends every sequence with an error and gives all blocks back."""
+        table = self.scheduler.table
+        seq_ids = [seq.seq_id for seq in (*table.running, *table.waiting)]
+        return [
+            self._finish(SequenceOutput(e.seq_id, (), (), e.finish_reason, e.error))
+            for e in table.fail(seq_ids, message)
+        ]
+
+    def status(self) -> EngineStatus:
+        table, counters = self.scheduler.table, self.counters
+        return EngineStatus(
+            scheduler_mode=self.scheduler.mode,
+            max_running=self.scheduler.max_running,
+            num_running=table.num_running,
+            num_waiting=table.num_waiting,
+            num_steps=counters.num_steps,
+            last_step_width=counters.last_step_width,
+            last_step_at_s=counters.last_step_at_s,
+            step_started_at_s=counters.step_started_at_s,
+            width_histogram=dict(counters.width_histogram),
+            num_prefill_tokens=counters.num_prefill_tokens,
+            num_decode_tokens=counters.num_decode_tokens,
+            num_blocks_used=table.blocks.num_used,
+            num_blocks_total=table.blocks.num_total,
+            block_size=table.blocks.block_size,
+            num_preemptions=table.num_preemptions,
+            num_finished=dict(counters.num_finished),
+            num_failed_steps=counters.num_failed_steps,
+        )
+
+    def _compute(self, plan: StepPlan) -> list[SampledRow]:
+        """Forward and next tokens of every row; a row that can't be computed carries an error instead."""
+        try:
+            logits_WV = self.runner.run(plan)
+        except Exception:
+            # Anything can come out of a forward pass, and one request must not take the others down.
+            log.exception("a step of %d rows failed; running its rows one by one", plan.width)
+            self.counters.num_failed_steps += 1
+            return self._compute_one_by_one(plan)
+        self._num_failed_in_a_row = 0
+        return self._sampler.decode(plan, logits_WV)
+
+    def _compute_one_by_one(self, plan: StepPlan) -> list[SampledRow]:
+        """The rows of a failed step, each as a step of its own: running a row again changes nothing."""
+        sampled = [self._compute_row(row) for row in plan.rows]
+        if all(row.outcome.error for row in sampled):
+            self._num_failed_in_a_row += 1
+            if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
+                raise EngineDeadError(f"{MAX_FAILED_STEPS} steps in a row have failed")
+        else:
+            self._num_failed_in_a_row = 0
+        return sampled
+
+    def _compute_row(self, row: Row) -> SampledRow:
+        plan = StepPlan((row,))
+        try:
+            logits_WV = self.runner.run(plan)
+        except Exception as error:
+            log.warning("sequence %d failed: %s", row.seq_id, error)
+            return SampledRow(RowOutcome(error="the model failed on this request"), ())
+        return self._sampler.decode(plan, logits_WV)[0]
+
+    def _outputs(
+        self, plan: StepPlan, sampled: Sequence[SampledRow], events: Sequence[SequenceEvent]
+    ) -> list[SequenceOutput]:
+        logprobs = {row.seq_id: result.logprobs for row, result in zip(plan.rows, sampled, strict=True)}
+        return [
+            self._finish(
+                SequenceOutput(
+                    event.seq_id,
+                    event.token_ids,
+                    logprobs[event.seq_id][: len(event.token_ids)],
+                    event.finish_reason,
+                    event.error,
+                )
+            )
+            for event in events
+        ]
+
+    def _finish(self, output: SequenceOutput) -> SequenceOutput:
+        if output.finish_reason is not None:
+            self._sampler.remove(output.seq_id)
+            self.counters.num_finished[output.finish_reason] += 1
+        return output

@@ -1,0 +1,99 @@
+"""From any exception to an HTTP answer in OpenAI's shape; what isn't meant for clients never reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from mtplx.errors import OverloadedError, RequestError, ServerError
+from mtplx.server.protocol import UNSUPPORTED
+from mtplx.server.responses import ErrorBody
+
+_CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
+_CODES_BY_PYDANTIC_TYPE = {
+    "extra_forbidden": "unknown_parameter",
+    "missing": "missing_required_parameter",
+    "json_invalid": "invalid_json",
+    UNSUPPORTED: UNSUPPORTED,
+}
+
+MAX_ECHOED_CHARACTERS = 128  # of what a client wrote, in an error about it
+PLANNED_ERRORS = (RequestError, ServerError, HTTPException, RequestValidationError)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """Status, body and extra headers of one failed request."""
+
+    status: int
+    body: ErrorBody
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def code(self) -> str:
+        return self.body["error"]["code"] or "unknown"
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, dict(self.headers))
+
+
+def answer_of(error: Exception) -> ErrorAnswer:
+    """What the client is told about `error`; an exception that nobody planned becomes a 500 without its words."""
+    if isinstance(error, RequestError):
+        headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+        return ErrorAnswer(
+            error.status, _body(str(error), error.status, error.param, error.code or "invalid_value"), headers
+        )
+    if isinstance(error, ServerError):
+        headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
+        return ErrorAnswer(error.status, _body(str(error), error.status, None, error.code), headers)
+    if isinstance(error, RequestValidationError):  # FastAPI's own: its paths begin with "path" or "query"
+        return answer_of(request_error(error.errors(), num_leading=1))
+    if isinstance(error, HTTPException):
+        status, code = error.status_code, _CODES_BY_STATUS.get(error.status_code, "invalid_request")
+        return ErrorAnswer(status, _body(str(error.detail), status, None, code), error.headers or {})
+    return ErrorAnswer(500, _body("the server failed on this request", 500, None, "internal_error"))
+
+
+def is_planned(error: Exception) -> bool:
+    """Whether the error's words are meant for the client."""
+    return isinstance(error, PLANNED_ERRORS)
+
+
+def request_error(problems: Sequence[ErrorDetails], *, num_leading: int = 0) -> RequestError:
+    """The first of pydantic's complaints as a RequestError that names the field as a dotted path, such as stop.3.
+
+    The first `num_leading` parts of pydantic's path are left out.
+    """
+    problem = problems[0]
+    code = _CODES_BY_PYDANTIC_TYPE.get(problem["type"], "invalid_value")
+    param = _path(problem["loc"][num_leading:], is_clients_own=code == "unknown_parameter") or None
+    if code == "unknown_parameter":
+        return RequestError(f"{param} is not a known parameter", param, code)
+    if code == "missing_required_parameter":
+        return RequestError(f"{param} is required", param, code)
+    return RequestError(": ".join(part for part in (param, problem["msg"]) if part), param, code)
+
+
+def _path(parts: Sequence[int | str], *, is_clients_own: bool) -> str:
+    """Without the tags that tell a text from a list, and pydantic's mark for a dictionary's key.
+
+    `is_clients_own` says that the last part is a name that the client made up, whatever it looks like.
+    """
+    last = len(parts) - 1
+    names = [str(part) for index, part in enumerate(parts) if (is_clients_own and index == last) or not _is_mark(part)]
+    return ".".join(name[:MAX_ECHOED_CHARACTERS] for name in names)
+
+
+def _is_mark(part: int | str) -> bool:
+    return isinstance(part, str) and (part == "[key]" or (part.startswith("<") and part.endswith(">")))
+
+
+def _body(message: str, status: int, param: str | None, code: str | None) -> ErrorBody:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

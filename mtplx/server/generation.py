@@ -1,0 +1,67 @@
+"""One admitted request on its way to the client: its streams are read into choices, and choices into an answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from mtplx.server.answer import Answer, AnswerParts, Choice, make_choices, usage_of
+from mtplx.server.disconnect import all_of
+from mtplx.server.sse import EventWriter
+from mtplx.server.stream import Delta, RequestStream
+
+
+class Generation:
+    """Owns the streams of one request, one a prompt; whoever has it must close it.
+
+    Read it once: either `whole()` or `write_to()`. `on_delta` hears of every delta as it comes.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[RequestStream],
+        parts: AnswerParts,
+        answer: Answer,
+        on_delta: Callable[[Delta], None],
+    ) -> None:
+        self._streams = streams
+        self._parts = parts
+        self._answer = answer
+        self._on_delta = on_delta
+        self._choices = make_choices(parts)
+
+    async def whole(self) -> Any:
+        """The answer in one piece, when all choices have ended; raises what a stream raises."""
+        await all_of(self._read(number) for number in range(len(self._streams)))
+        return self._answer.whole(self._choices, usage_of(self._parts, self._choices))
+
+    async def write_to(self, writer: EventWriter, *, with_usage: bool) -> None:
+        """Writes the answer in chunks as the tokens come; raises what a stream raises."""
+        for chunk in self._answer.opening():
+            await writer.write(chunk)
+        await all_of(self._write(number, writer) for number in range(len(self._streams)))
+        if with_usage:
+            await writer.write(self._answer.usage_chunk(usage_of(self._parts, self._choices)))
+
+    def close(self) -> None:
+        """Cancels what is unfinished; harmless when nothing is."""
+        for stream in self._streams:
+            stream.close()
+
+    async def _read(self, prompt_number: int) -> None:
+        async for _ in self._deltas(prompt_number):
+            pass
+
+    async def _write(self, prompt_number: int, writer: EventWriter) -> None:
+        async for choice, delta in self._deltas(prompt_number):
+            for chunk in self._answer.chunks(choice, delta):
+                await writer.write(chunk)
+
+    async def _deltas(self, prompt_number: int) -> AsyncIterator[tuple[Choice, Delta]]:
+        """Each delta of one prompt with its choice, to which it has been added."""
+        first_choice = prompt_number * self._parts.num_choices
+        async for delta in self._streams[prompt_number]:
+            choice = self._choices[first_choice + delta.index]
+            choice.add(delta)
+            self._on_delta(delta)
+            yield choice, delta

@@ -1,0 +1,158 @@
+"""The server process: `python -m mtplx.server.openai serve --scheduler-mode ar_batch`, also reached by `mtplx serve`.
+
+Owns the order of start-up and shut-down. Nothing that this module imports may import it: it may run as __main__.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import uvicorn
+
+from mtplx import __version__
+from mtplx.config import Parser, Settings, add_settings_arguments, resolve_settings
+from mtplx.errors import ConfigError, EngineDeadError, MtplxError
+from mtplx.server.app import ServerContext, create_app
+from mtplx.server.assemble import Assembly, assemble, start_up_lines
+from mtplx.server.stream import Streams
+from mtplx.server.worker import Stop, Worker
+
+DEATH_GRACE_S = 3.0  # a dead engine answers 503 this long, so that whoever watches sees why, then the process ends
+WORKER_JOIN_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m mtplx.server.openai", description="serve a model, OpenAI API")
+    commands = parser.add_subparsers(dest="command", required=True)
+    add_settings_arguments(commands.add_parser("serve", help="start the server"))
+    try:
+        settings = resolve_settings(parser.parse(sys.argv[1:] if argv is None else argv))
+    except ConfigError as error:
+        return _refuse(error)
+    return serve(settings)
+
+
+def serve(settings: Settings) -> int:
+    """Runs a server until it is told to stop; returns the process's exit code.
+
+    0 after SIGTERM or SIGINT, 1 for a model or an engine that failed, 2 for a setting that was refused.
+    """
+    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    try:
+        assembly = assemble(settings)
+        listener = _listen(settings)
+    except MtplxError as error:
+        return _refuse(error)
+    # uvicorn raises the signal again once it has shut down; by then it has been obeyed
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    with listener:
+        return asyncio.run(Service(assembly).run(listener))
+
+
+def _refuse(error: MtplxError) -> int:
+    print(f"mtplx: {error}", file=sys.stderr)
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"can't listen on {settings.host}:{settings.port}: {error.strerror}", "--port") from error
+
+
+class Service:
+    """A worker, its streams and an HTTP server around one assembly; `run` it once, on one event loop."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self.worker = Worker(assembly.core)
+        self.streams = Streams(
+            assembly.tokenizer, assembly.limits, send=self.worker.put, read_status=lambda: self.worker.status
+        )
+        self._assembly = assembly
+        self._server = _Server(_uvicorn_config(assembly, self.streams), self.streams, assembly.settings.drain_timeout_s)
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serves until stopped or dead; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        self.worker.start(
+            deliver=lambda outputs: _post(loop, self.streams.dispatch, outputs),
+            on_death=lambda _error: _post(loop, self._on_death, loop),
+        )
+        for line in (*start_up_lines(self._assembly), f"address {_url(listener)}"):
+            print(line, flush=True)
+        await self._server.serve(sockets=[listener])
+        survived = self.worker.is_alive
+        self.worker.put(Stop())
+        await asyncio.to_thread(self.worker.join, WORKER_JOIN_S)
+        return 0 if survived else 1
+
+    def stop(self) -> None:
+        """Begins the graceful shut-down, as SIGTERM does; callable from any thread."""
+        self._server.should_exit = True
+
+    def _on_death(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.streams.fail_all(EngineDeadError("the engine has died; this server is about to exit"))
+        loop.call_later(DEATH_GRACE_S, self.stop)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _post(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call, *args)
+
+
+def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
+    settings = assembly.settings
+    context = ServerContext(
+        settings=settings,
+        api_keys=assembly.api_keys,
+        streams=streams,
+        tokenizer=assembly.tokenizer,
+        chat_template=assembly.chat_template,
+        spec=assembly.core.runner.spec,
+        runner_info=assembly.core.runner.info,
+        model_name=assembly.model_name,
+        created=int(time.time()),
+        version=__version__,
+        fingerprint=assembly.fingerprint,
+    )
+    return uvicorn.Config(
+        create_app(context),
+        log_config=None,
+        access_log=settings.log_level == "debug",
+        timeout_graceful_shutdown=int(settings.drain_timeout_s) + 5,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Drains on shutdown: admits nothing, lets live requests end up to the limit, then fails them in words."""
+
+    def __init__(self, config: uvicorn.Config, streams: Streams, drain_timeout_s: float) -> None:
+        super().__init__(config)
+        self._streams = streams
+        self._drain_timeout_s = drain_timeout_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        error = EngineDeadError("the server is shutting down")
+        self._streams.shut(error)
+        asyncio.get_running_loop().call_later(self._drain_timeout_s, self._streams.fail_all, error)
+        await super().shutdown(sockets)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""What both completion endpoints take: strict types, the fields they share, and fields known only to be refused.
+
+Every field is obeyed, accepted because it asks nothing of the answer, or refused by name. The types say which, so that
+the description at /openapi.json, the table in docs/api.md and the behaviour come from one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from typing_extensions import TypeAliasType
+
+from mtplx.errors import RequestError
+from mtplx.model.spec import ModelSpec
+from mtplx.sampling_params import MAX_SEED, MAX_STOP_STRINGS, SamplingParams
+
+MAX_CHOICES = 128
+MAX_BIASED_TOKENS = 1024
+UNSUPPORTED = "unsupported_parameter"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Marks a field that is known and not implemented: it may be absent or say what happens anyway."""
+
+    why: str
+    no_ops: tuple[Any, ...] = (None,)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"enum": list(self.no_ops), "description": f"Not supported: {self.why}."}
+
+    def _check(self, value: Any) -> Any:
+        if any(type(value) is type(no_op) and value == no_op for no_op in self.no_ops):
+            return value
+        raise PydanticCustomError(UNSUPPORTED, "{why}", {"why": f"not supported: {self.why}"})
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Marks a field that asks nothing of the answer, and `why`."""
+
+    why: str
+
+
+def shape_of(value: Any) -> str:
+    """The tag of a value that may be a text or a list; in angle brackets, since pydantic puts it into error paths."""
+    return "<text>" if isinstance(value, str) else "<list>"
+
+
+class StrictModel(BaseModel):
+    """No unknown fields, no conversions between types, no NaN or infinity; never changed once read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = TypeAliasType("TokenIds", Annotated[tuple[TokenId, ...], FailFast()])
+StopStrings = TypeAliasType(
+    "StopStrings",
+    Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=MAX_STOP_STRINGS), FailFast()],
+)
+Stop = Annotated[
+    Annotated[Annotated[str, Field(min_length=1)], Tag("<text>")] | Annotated[StopStrings, Tag("<list>")],
+    Discriminator(shape_of),
+]
+LogitBias = TypeAliasType(
+    "LogitBias",
+    Annotated[
+        dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")], Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_BIASED_TOKENS, json_schema_extra={"additionalProperties": False}),
+    ],
+)
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class StreamOptions(StrictModel):
+    """What a stream carries besides the answer."""
+
+    include_usage: bool | None = Field(None, description="a last chunk with the token counts and no choices")
+    include_obfuscation: Annotated[Any, Refused("chunks are never padded", (None, False))] = None
+
+
+class GenerationRequest(StrictModel):
+    """The fields that chat and text completions share; null means absent everywhere."""
+
+    model: str = Field(description="the served model's name; another is 404 model_not_found")
+    n: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="choices per prompt, default 1; all count in the queue"
+    )
+    max_tokens: int | None = Field(None, ge=1, description="most tokens of the answer")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="0 is greedy; default: the model's generation config, else 1"
+    )
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="keep the likeliest tokens up to this mass; default: the model's, else 1"
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="default 0; over the answer's tokens")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="default 0; over the answer's tokens")
+    logit_bias: LogitBias | None = Field(None, description="token id to a number added to its logit")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=MAX_SEED, description="default: a random one; the answer reports the one used"
+    )
+    stop: Stop | None = Field(None, description=f"up to {MAX_STOP_STRINGS} strings that end the answer; not in it")
+    stream: bool | None = Field(None, description="server-sent events instead of one body")
+    stream_options: StreamOptions | None = Field(None, description="only together with stream")
+    user: Annotated[str | None, Accepted("names the caller's user")] = None
+    top_k: int | None = Field(
+        None, ge=-1, description="keep the k likeliest tokens; 0 or -1 keep all; default: the model's, else all"
+    )
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="keep tokens at least this likely beside the likeliest; default 0"
+    )
+    repetition_penalty: float | None = Field(None, gt=0, description="default 1; over prompt and answer")
+    min_tokens: int | None = Field(None, ge=0, description="no end before this many tokens; default 0")
+    ignore_eos: bool | None = Field(None, description="the model's end-of-sequence tokens don't end the answer")
+    stop_token_ids: TokenIds | None = Field(None, description="token ids that end the answer")
+    return_token_ids: bool | None = Field(None, description="token ids of prompt and choices in the answer")
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def to_sampling_params(self, spec: ModelSpec, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The same wishes in the engine's words, with the model's own defaults filled in.
+
+        Raises:
+            RequestError: fields contradict each other or name tokens that the model doesn't have.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream: true", "stream_options")
+        bias = {int(token_id): value for token_id, value in (self.logit_bias or {}).items()}
+        check_token_ids(tuple(bias), spec.vocab_size, "logit_bias")
+        check_token_ids(self.stop_token_ids or (), spec.vocab_size, "stop_token_ids")
+        return SamplingParams(
+            temperature=_first(self.temperature, spec.default_temperature, 1.0),
+            top_k=max(0, _first(self.top_k, spec.default_top_k, 0)),
+            top_p=_first(self.top_p, spec.default_top_p, 1.0),
+            min_p=_first(self.min_p, 0.0),
+            presence_penalty=_first(self.presence_penalty, 0.0),
+            frequency_penalty=_first(self.frequency_penalty, 0.0),
+            repetition_penalty=_first(self.repetition_penalty, 1.0),
+            logit_bias=bias,
+            seed=self.seed,
+            max_tokens=max_tokens,
+            min_tokens=_first(self.min_tokens, 0),
+            ignore_eos=bool(self.ignore_eos),
+            stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
+            stop_token_ids=self.stop_token_ids or (),
+            logprobs=logprobs,
+        )
+
+
+def check_token_ids(token_ids: tuple[int, ...], vocab_size: int, param: str) -> None:
+    """Raises RequestError if an id isn't one of the model's."""
+    if token_ids and max(token_ids) >= vocab_size:
+        raise RequestError(
+            f"{param} has token id {max(token_ids)}, but the model's ids end at {vocab_size - 1}",
+            param,
+            "invalid_value",
+        )
+
+
+def _first(*values: _T | None) -> _T:
+    return next(value for value in values if value is not None)

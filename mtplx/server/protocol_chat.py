@@ -1,0 +1,111 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, FailFast, Field, Tag
+from typing_extensions import TypeAliasType
+
+from mtplx.errors import RequestError
+from mtplx.model.spec import ModelSpec
+from mtplx.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from mtplx.server.protocol import Accepted, GenerationRequest, Metadata, Refused, StrictModel, shape_of
+
+MAX_MESSAGES = 4096
+NO_TOOLS = "tool calls are not implemented"
+NO_AUDIO = "this server reads and writes text only"
+
+
+class TextPart(StrictModel):
+    """The only kind of content part that a text model reads."""
+
+    type: Literal["text"] = Field(description="images, audio and files are refused")
+    text: str = Field(description="read as it is")
+    prompt_cache_breakpoint: Annotated[Any, Refused("there is no prompt cache to steer")] = None
+
+
+TextParts = TypeAliasType("TextParts", Annotated[tuple[TextPart, ...], Field(min_length=1), FailFast()])
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[TextParts, Tag("<list>")],
+    Discriminator(shape_of),
+]
+
+
+class Message(StrictModel):
+    """One turn; what the chat template makes of it decides the prompt."""
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="developer is system where the template has no such role; tool and function are refused"
+    )
+    content: Content = Field(description="a text, or text parts that are joined by newlines")
+    name: str | None = Field(
+        None, description="given to the model's chat template; refused where the template has no place for it"
+    )
+    refusal: Annotated[Any, Refused("this server never refuses to answer")] = None
+    audio: Annotated[Any, Refused(NO_AUDIO)] = None
+    annotations: Annotated[Any, Refused("there is no web search", (None, []))] = None
+    function_call: Annotated[Any, Refused(NO_TOOLS)] = None
+    tool_calls: Annotated[Any, Refused(NO_TOOLS, (None, []))] = None
+    tool_call_id: Annotated[Any, Refused(NO_TOOLS)] = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates know it: only what was said."""
+        return self.model_dump(exclude_none=True, exclude_defaults=True)
+
+
+Messages = TypeAliasType(
+    "Messages", Annotated[tuple[Message, ...], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+)
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """A conversation to be answered."""
+
+    messages: Messages = Field(description="the conversation so far")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="the newer name of max_tokens; default: up to the context limit"
+    )
+    logprobs: bool | None = Field(None, description="log-probability of every token of the answer")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="how many likeliest tokens beside each; needs logprobs"
+    )
+    metadata: Annotated[Metadata | None, Accepted("labels for stored answers, and none are stored")] = None
+    prompt_cache_key: Annotated[str | None, Accepted("a hint for routing")] = None
+    safety_identifier: Annotated[str | None, Accepted("names the caller's user")] = None
+    service_tier: Annotated[Any, Refused("there is one tier", (None, "auto", "default"))] = None
+    response_format: Annotated[Any, Refused("structured output is not implemented", (None, {"type": "text"}))] = None
+    tools: Annotated[Any, Refused(NO_TOOLS, (None, []))] = None
+    tool_choice: Annotated[Any, Refused(NO_TOOLS, (None, "none", "auto"))] = None
+    parallel_tool_calls: Annotated[Any, Refused(NO_TOOLS, (None, True))] = None
+    functions: Annotated[Any, Refused(NO_TOOLS, (None, []))] = None
+    function_call: Annotated[Any, Refused(NO_TOOLS, (None, "none", "auto"))] = None
+    audio: Annotated[Any, Refused(NO_AUDIO)] = None
+    modalities: Annotated[Any, Refused(NO_AUDIO, (None, ["text"]))] = None
+    moderation: Annotated[Any, Refused("there is no moderation")] = None
+    prediction: Annotated[Any, Refused("predicted outputs are not implemented")] = None
+    prompt_cache_options: Annotated[Any, Refused("there is no prompt cache to steer")] = None
+    prompt_cache_retention: Annotated[Any, Refused("there is no prompt cache to steer")] = None
+    reasoning_effort: Annotated[Any, Refused("the model's effort can't be set", (None, "none"))] = None
+    store: Annotated[Any, Refused("answers are not stored", (None, False))] = None
+    verbosity: Annotated[Any, Refused("the model's verbosity can't be set", (None, "medium"))] = None
+    web_search_options: Annotated[Any, Refused("there is no web search")] = None
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        return [message.for_template() for message in self.messages]
+
+    def sampling_params(self, spec: ModelSpec) -> SamplingParams:
+        """The engine's view of the request; raises RequestError for fields that contradict each other."""
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None}
+        if len(limits) > 1:
+            raise RequestError(
+                f"max_tokens {self.max_tokens} and max_completion_tokens {self.max_completion_tokens} differ: give one",
+                "max_completion_tokens",
+            )
+        return self.to_sampling_params(
+            spec,
+            max_tokens=next(iter(limits), None),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )

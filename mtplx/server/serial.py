@@ -1,0 +1,32 @@
+"""`serial`: one sequence at a time, first come first served, each until it ends.
+
+A step is either a chunk of that sequence's prompt or its next token. Nothing is shared, so an answer can't depend on
+anyone else, and the other modes are tested against this one. A request waits for all those that came before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from mtplx.batching.sequences import SequenceTable
+from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
+
+
+class Serial:
+    """Width 1. `prefill_chunk_tokens` is the most prompt tokens in one step."""
+
+    mode = SchedulerMode.SERIAL
+    max_running = 1
+
+    def __init__(self, table: SequenceTable, *, prefill_chunk_tokens: int) -> None:
+        assert prefill_chunk_tokens >= 1
+        self.table = table
+        self._chunk_tokens = prefill_chunk_tokens
+
+    def plan(self) -> StepPlan:
+        self.table.secure_next_tokens()
+        self.table.admit(self.max_running)
+        return StepPlan(tuple(self.table.row(sequence, self._chunk_tokens) for sequence in self.table.running))
+
+    def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
+        return self.table.commit(plan, outcomes)

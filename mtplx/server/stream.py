@@ -1,0 +1,240 @@
+"""The event loop's side of a request: admission, token ids back to text, stop strings, and the queue a handler reads.
+
+Lives on one event loop; the worker reaches it through `dispatch` alone, called on that loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from mtplx.batching.state import FinishReason, StopRules
+from mtplx.decode.logprobs import TokenLogprobs
+from mtplx.errors import EngineDeadError, GenerationError, ServerError
+from mtplx.sampling_params import SamplingParams
+from mtplx.server.admission import Limits
+from mtplx.server.engine import Cancel, SequenceOutput, Submit
+from mtplx.telemetry.counters import EngineStatus
+from mtplx.text.detokenizer import Detokenizer
+from mtplx.text.stops import StopMatcher
+from mtplx.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One piece of one choice; text and token ids may be empty, since text is held back for stop strings."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]  # one a token, or empty when none were asked for
+    finish_reason: FinishReason | None = None  # set on the choice's last delta
+
+
+class ChoiceText:
+    """Turns one sequence's tokens into deltas and finds its stop strings, token by token."""
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        *,
+        continues: bool,
+    ) -> None:
+        self.index = index
+        self._detokenizer = Detokenizer(tokenizer, continues=continues)
+        self._stops = StopMatcher(params.stop)
+        self._min_tokens = params.min_tokens
+        self._stop_ids = stop_ids
+        self._num_tokens = 0
+
+    def push(self, output: SequenceOutput) -> Delta:
+        """The delta for one step's tokens; ends at the first token that completes a stop string."""
+        pieces: list[str] = []
+        for count, token_id in enumerate(output.token_ids, 1):
+            self._num_tokens += 1
+            text = "" if token_id in self._stop_ids else self._detokenizer.push([token_id])
+            piece, is_stopped = self._match(text)
+            pieces.append(piece)
+            if is_stopped:
+                return self._delta(pieces, output, count, FinishReason.STOP)
+        if output.finish_reason is None:
+            return self._delta(pieces, output, len(output.token_ids), None)
+        piece, is_stopped = self._match(self._detokenizer.flush())
+        pieces += [piece] if is_stopped else [piece, self._stops.flush()]
+        reason = FinishReason.STOP if is_stopped else output.finish_reason
+        return self._delta(pieces, output, len(output.token_ids), reason)
+
+    def _match(self, text: str) -> tuple[str, bool]:
+        found = self._stops.push(text, active=self._num_tokens >= self._min_tokens)
+        return found.text, found.is_stopped
+
+    def _delta(self, pieces: list[str], output: SequenceOutput, count: int, reason: FinishReason | None) -> Delta:
+        return Delta(self.index, "".join(pieces), output.token_ids[:count], output.logprobs[:count], reason)
+
+
+class RequestStream:
+    """The deltas of one request, all choices interleaved as they come; iterate it once, close it in a finally.
+
+    Iterating raises GenerationError when a choice fails and EngineDeadError when the engine does.
+    """
+
+    def __init__(self, prompt_ids: tuple[int, ...], seed: int, num_choices: int, close: Callable[[], None]) -> None:
+        self.prompt_ids = prompt_ids
+        self.seed = seed
+        self.num_live = num_choices  # those whose last delta hasn't been read
+        self._close = close
+        self._queue: asyncio.Queue[Delta | ServerError] = asyncio.Queue()
+
+    def put(self, item: Delta | ServerError) -> None:
+        self._queue.put_nowait(item)
+
+    def close(self) -> None:
+        """Cancels the choices that are still live; harmless when there are none."""
+        self._close()
+
+    def drain(self) -> list[Delta]:
+        """What has been queued so far, without waiting; raises as iterating does."""
+        deltas: list[Delta] = []
+        while not self._queue.empty():
+            deltas.append(self._take(self._queue.get_nowait()))
+        return deltas
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self.num_live == 0:
+            raise StopAsyncIteration
+        return self._take(await self._queue.get())
+
+    def _take(self, item: Delta | ServerError) -> Delta:
+        if isinstance(item, ServerError):
+            raise item
+        if item.finish_reason is not None:
+            self.num_live -= 1
+        return item
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A sequence that the worker has been given and that has not ended for us."""
+
+    stream: RequestStream
+    text: ChoiceText
+
+
+class Streams:
+    """All live requests of one server.
+
+    Invariant: a sequence id is in the registry from before its Submit is sent until its last delta is queued, or until
+    its Cancel is sent; so no output is lost and none reaches a closed stream.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        send: Callable[[Submit | Cancel], None],
+        read_status: Callable[[], EngineStatus],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._send = send
+        self._read_status = read_status
+        self._live: dict[int, _Live] = {}
+        self._seq_ids = itertools.count()
+        self._closed_by: ServerError | None = None
+
+    @property
+    def max_model_len(self) -> int:
+        return self._limits.max_model_len
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def status(self) -> EngineStatus:
+        return self._read_status()
+
+    def is_alive(self) -> bool:
+        return self._closed_by is None
+
+    def open(
+        self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, *, continues: bool = False
+    ) -> RequestStream:
+        """Admits one request of `n` choices; `continues` says that the answer's text goes on with the prompt's.
+
+        Raises:
+            RequestError: prompt and answer can't fit the context or the cache, or the choices the queue, ever.
+            OverloadedError: the queue is full; nothing was done.
+            EngineDeadError: the engine has ended or is shutting down.
+        """
+        return self.open_many([prompt_ids], params, n, continues=continues)[0]
+
+    def open_many(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int = 1, *, continues: bool = False
+    ) -> list[RequestStream]:
+        """Admits several requests with one seed, all or none; raises as `open` does."""
+        if self._closed_by is not None:
+            raise EngineDeadError(str(self._closed_by))
+        all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
+        self._limits.check_room(num_live=len(self._live), num_more=len(prompts) * n)
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbelow(2**53))
+        return [
+            self._start(tuple(prompt), params, n, stops, continues=continues)
+            for prompt, stops in zip(prompts, all_stops, strict=True)
+        ]
+
+    def dispatch(self, outputs: Sequence[SequenceOutput]) -> None:
+        """Queues what a step did; outputs of sequences that were cancelled meanwhile are dropped."""
+        for output in outputs:
+            live = self._live.get(output.seq_id)
+            if live is None:
+                continue
+            if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                del self._live[output.seq_id]
+                live.stream.put(GenerationError(output.error or "the request was cancelled"))
+                continue
+            delta = live.text.push(output)
+            if delta.finish_reason is not None:
+                del self._live[output.seq_id]
+                if output.finish_reason is None:  # a stop string: the worker doesn't know
+                    self._send(Cancel(output.seq_id))
+            live.stream.put(delta)
+
+    def shut(self, error: ServerError) -> None:
+        """Admits nothing from now on; what is live goes on."""
+        self._closed_by = self._closed_by or error
+
+    def fail_all(self, error: ServerError) -> None:
+        """Admits nothing from now on and ends every live stream with `error`."""
+        self.shut(error)
+        live, self._live = self._live, {}
+        for seq_id, entry in live.items():
+            self._send(Cancel(seq_id))
+            entry.stream.put(error)
+
+    def _start(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, n: int, stops: StopRules, *, continues: bool
+    ) -> RequestStream:
+        assert params.seed is not None, "drawn at admission"
+        seq_ids = [next(self._seq_ids) for _ in range(n)]
+        stream = RequestStream(prompt_ids, params.seed, n, lambda: self._cancel(seq_ids))
+        for choice, seq_id in enumerate(seq_ids):
+            text = ChoiceText(choice, self._tokenizer, params, stops.stop_ids, continues=continues)
+            self._live[seq_id] = _Live(stream, text)  # registered before it is submitted
+        for choice, seq_id in enumerate(seq_ids):
+            self._send(Submit(seq_id, prompt_ids, params, params.seed, choice, stops))
+        return stream
+
+    def _cancel(self, seq_ids: Sequence[int]) -> None:
+        for seq_id in seq_ids:
+            if self._live.pop(seq_id, None) is not None:
+                self._send(Cancel(seq_id))

@@ -1,0 +1,184 @@
+"""A real process on the real model, used as people use it: the openai client, curl, LangChain, signals, bad starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, NotFoundError, OpenAI
+
+from tests.e2e.server import running_server
+
+HELLO: list[Any] = [{"role": "user", "content": "Say hello."}]
+
+
+@pytest.fixture
+def client(live_server_url: str) -> Any:
+    with OpenAI(base_url=f"{live_server_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def model(client: OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+@pytest.mark.real_model
+def test_the_openai_client_gets_the_same_answer_streamed_and_not(client: OpenAI, model: str) -> None:
+    whole = client.chat.completions.create(model=model, messages=HELLO, max_tokens=12, temperature=0)
+    chunks = list(
+        client.chat.completions.create(
+            model=model,
+            messages=HELLO,
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content != ""
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert 0 < whole.usage.completion_tokens <= 12
+    assert whole.system_fingerprint
+
+
+@pytest.mark.real_model
+def test_the_async_client_runs_requests_together(live_server_url: str, model: str) -> None:
+    async def ask_all() -> list[str | None]:
+        async with AsyncOpenAI(base_url=f"{live_server_url}/v1", api_key="none") as client:
+            answers = await asyncio.gather(
+                *(
+                    client.chat.completions.create(
+                        model=model, messages=HELLO, max_tokens=8, seed=seed, temperature=1.0
+                    )
+                    for seed in (1, 2, 1)
+                )
+            )
+        return [answer.choices[0].message.content for answer in answers]
+
+    first, other, again = asyncio.run(ask_all())
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.real_model
+def test_models_can_be_listed_and_retrieved_and_others_are_404(client: OpenAI, model: str) -> None:
+    assert client.models.retrieve(model).id == model
+    with pytest.raises(NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-nothing", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.real_model
+def test_curl(live_server_url: str, model: str) -> None:
+    body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 4})
+    command = ["curl", "-sS", "--fail", f"{live_server_url}/v1/completions", "-H", "Content-Type: application/json"]
+    done = subprocess.run([*command, "-d", body], capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.real_model
+def test_langchain_answers_and_streams(live_server_url: str, model: str) -> None:
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
+
+    chat = ChatOpenAI(
+        model=model, base_url=f"{live_server_url}/v1", api_key=SecretStr("none"), temperature=0, max_tokens=8, seed=3
+    )
+    answer = chat.invoke("Say hello.").text
+    assert answer
+    assert "".join(piece.text for piece in chat.stream("Say hello.")) == answer
+
+
+@pytest.mark.real_model
+def test_the_in_process_engine_gives_the_servers_answer(live_server_url: str, client: OpenAI, model: str) -> None:
+    from mtplx import Engine
+    from mtplx.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0.8, seed=11, max_tokens=10)
+    with Engine(kv_cache_tokens=1024, max_model_len=1024) as engine:
+        [mine] = engine.generate("The capital of France is", params)
+        with_ids = engine.generate([mine.prompt_token_ids, [5, 6, 7]], params)
+    theirs = client.completions.create(
+        model=model, prompt="The capital of France is", temperature=0.8, seed=11, max_tokens=10
+    )
+    assert theirs.choices[0].text == mine.text
+    assert with_ids[0] == mine
+    assert len(with_ids[1].token_ids) <= 10
+
+
+@pytest.mark.real_model
+def test_sigterm_lets_a_running_stream_end() -> None:
+    with running_server("--kv-cache-tokens", "1024", "--max-model-len", "1024") as server:
+        body = {"model": _model(server.url), "prompt": "Count: 1, 2,", "max_tokens": 24, "stream": True}
+        data: list[str] = []
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    data.append(line)
+                if len(data) == 2:
+                    os.kill(server.process.pid, signal.SIGTERM)
+        assert data[-1] == "data: [DONE]"
+        assert json.loads(data[-2].removeprefix("data: "))["choices"][0]["finish_reason"] in ("length", "stop")
+        assert server.process.wait(30) == 0
+
+
+@pytest.mark.real_model
+def test_a_taken_port_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = _serve("--port", str(taken.getsockname()[1]), "--kv-cache-tokens", "1024", "--max-model-len", "1024")
+    assert done.returncode == 2
+    assert "can't listen on 127.0.0.1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (["--model", "./no/such/folder"], 1, "no/such/folder"),
+        (["--model", "nothing-known"], 1, "nothing-known"),
+        (["--scheduler-mode", "mtp_batch"], 2, "--scheduler-mode mtp_batch is not available"),
+        (["--scheduler-mode", "hyper"], 2, "--scheduler-mode hyper is not available"),
+        (["--scheduler-mode", "mtp_cohort_experimental"], 2, "mtp_cohort_experimental is not available"),
+        (["--scheduler-mode", "ar_batch", "--draft-depth", "2"], 2, "ar_batch never drafts"),
+        (["--draft-depth", "1"], 2, "--draft-depth"),
+        (["--runner", "native"], 2, "--runner"),
+        (["--scheduler-mode", "turbo"], 2, "turbo"),
+    ],
+)
+def test_a_start_that_can_not_work_is_refused_in_one_sentence(flags: list[str], code: int, says: str) -> None:
+    done = _serve("--port", "0", *flags)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "address" not in done.stdout
+
+
+def test_a_truncated_gguf_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF\x03\x00\x00\x00 and nothing more")
+    done = _serve("--port", "0", "--model", str(broken))
+    assert done.returncode == 1
+    assert "broken.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _serve(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mtplx.server.openai", "serve", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def _model(url: str) -> str:
+    name: str = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    return name

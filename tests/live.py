@@ -1,0 +1,95 @@
+"""A whole server in this process, on a real socket: HTTP, worker thread and scheduler as shipped, the model a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from mtplx.batching.blocks import BlockAllocator
+from mtplx.config import Settings, read_api_keys
+from mtplx.model.weights import ModelFolder
+from mtplx.server.admission import Limits
+from mtplx.server.assemble import Assembly
+from mtplx.server.engine import EngineCore
+from mtplx.server.modes import make_scheduler, resolve_mode
+from mtplx.server.openai import Service
+from mtplx.text.chat import ChatTemplate
+from mtplx.text.tokenizer import Tokenizer
+from tests.fakes import FakeRunner, write_byte_tokenizer
+
+MODEL = "fake-model"
+MODES = ("serial", "cooperative", "ar_batch")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveServer:
+    url: str
+    runner: FakeRunner
+    service: Service
+    client: httpx.Client  # for any number of threads
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        """The JSON answer of a request that must succeed."""
+        response = self.client.post(path, json={"model": MODEL, **body})
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.client.get("/v1/status").json()
+        return answer
+
+
+@contextmanager
+def live_server(folder: Path, runner: FakeRunner, mode: str = "ar_batch", **settings: Any) -> Iterator[LiveServer]:
+    """Serves `runner` in that mode until the block ends; `folder` is a scratch folder for its tokenizer."""
+    assembly = fake_assembly(folder, runner, Settings(scheduler_mode=mode, port=0, drain_timeout_s=5, **settings))
+    service = Service(assembly)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    thread = threading.Thread(target=lambda: asyncio.run(service.run(listener)))
+    thread.start()
+    client = httpx.Client(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
+    try:
+        yield LiveServer(url, runner, service, client)
+    finally:
+        client.close()
+        service.stop()
+        thread.join(30)
+        listener.close()
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def fake_assembly(folder: Path, runner: FakeRunner, settings: Settings) -> Assembly:
+    write_byte_tokenizer(folder)
+    scheduler = make_scheduler(
+        resolve_mode(settings),
+        BlockAllocator(runner.num_blocks, runner.block_size),
+        decode_batch_max=settings.decode_batch_max,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens or 16,
+    )
+    cache_tokens = runner.num_blocks * runner.block_size
+    return Assembly(
+        settings=settings,
+        api_keys=read_api_keys(settings),
+        model=ModelFolder(path=folder, name=MODEL, source="made in a test"),
+        model_name=MODEL,
+        core=EngineCore(runner, scheduler),
+        tokenizer=Tokenizer.load(folder),
+        chat_template=ChatTemplate.load(folder),
+        limits=Limits(
+            max_model_len=min(settings.max_model_len or runner.spec.max_position, runner.spec.max_position),
+            cache_tokens=cache_tokens,
+            max_live=scheduler.max_running + settings.max_queue,
+            eos_ids=runner.spec.eos_ids,
+        ),
+        fingerprint="fake",
+    )

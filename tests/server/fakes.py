@@ -1,0 +1,192 @@
+"""The engine's loop side as a script: what the HTTP side would read from a running engine, made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from mtplx.batching.state import FinishReason, SchedulerMode
+from mtplx.config import Settings
+from mtplx.decode.logprobs import TokenLogprob, TokenLogprobs
+from mtplx.model.spec import ModelSpec, RunnerInfo
+from mtplx.sampling_params import SamplingParams
+from mtplx.server.app import ServerContext, create_app
+from mtplx.server.stream import Delta
+from mtplx.telemetry.counters import EngineStatus
+from mtplx.text.chat import ChatTemplate
+from mtplx.text.tokenizer import Tokenizer
+from tests.fakes import fake_spec, write_byte_tokenizer
+
+MODEL = "fake/model"
+CHOSEN_LOGPROB = -0.5
+
+Item = Delta | Exception | asyncio.Event  # an event holds the stream until it is set
+Script = Callable[[int, SamplingParams, int], Sequence[Item]]  # prompt number, params, n
+
+
+def say(
+    text: str, *, index: int = 0, reason: FinishReason = FinishReason.STOP, logprobs: int | None = None
+) -> list[Delta]:
+    """One delta a byte of `text`; the last one has the finish reason."""
+    token_ids = text.encode()
+    deltas = []
+    for position, token_id in enumerate(token_ids):
+        is_last = position == len(token_ids) - 1
+        entries = () if logprobs is None else (entry_for(token_id, logprobs),)
+        deltas.append(Delta(index, chr(token_id), (token_id,), entries, reason if is_last else None))
+    return deltas
+
+
+def entry_for(token_id: int, k: int) -> TokenLogprobs:
+    """The chosen token is the second likeliest; the likeliest is the id after it."""
+    ranked = [TokenLogprob(token_id + 1, -0.25), TokenLogprob(token_id, CHOSEN_LOGPROB)]
+    ranked += [TokenLogprob(token_id + 1 + rank, -float(rank)) for rank in range(1, 20)]
+    return TokenLogprobs(TokenLogprob(token_id, CHOSEN_LOGPROB), tuple(ranked[:k]))
+
+
+def interleaved(*sequences: Sequence[Item]) -> list[Item]:
+    """The first of each, then the second of each, and so on."""
+    longest = max(len(sequence) for sequence in sequences)
+    return [sequence[i] for i in range(longest) for sequence in sequences if i < len(sequence)]
+
+
+def greet(prompt_number: int, params: SamplingParams, n: int) -> list[Item]:
+    """Every choice says which prompt and choice it is."""
+    texts = [f"p{prompt_number}c{index} hello" for index in range(n)]
+    return interleaved(*(say(text, index=i, logprobs=params.logprobs) for i, text in enumerate(texts)))
+
+
+@dataclass(slots=True)
+class FakeStream:
+    """Plays its items in order; after the last one it ends."""
+
+    prompt_ids: tuple[int, ...]
+    seed: int
+    items: list[Item]
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while self.items:
+            item = self.items.pop(0)
+            if isinstance(item, Delta):
+                return item
+            if isinstance(item, Exception):
+                raise item
+            await item.wait()
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the HTTP side asked the engine for."""
+
+    prompts: list[tuple[int, ...]]
+    params: SamplingParams
+    n: int
+
+
+@dataclass(slots=True)
+class FakeStreams:
+    """Admits everything unless `refusal` is set; remembers what it was asked."""
+
+    script: Script = greet
+    max_model_len: int = 64
+    refusal: Exception | None = None
+    alive: bool = True
+    engine: EngineStatus = field(default_factory=lambda: engine_status())
+    opened: list[Opened] = field(default_factory=list)
+    streams: list[FakeStream] = field(default_factory=list)
+
+    def open_many(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int = 1, *, continues: bool = False
+    ) -> list[FakeStream]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.opened.append(Opened([tuple(prompt) for prompt in prompts], params, n))
+        seed = 77 if params.seed is None else params.seed
+        streams = [
+            FakeStream(tuple(prompt), seed, list(self.script(number, params, n)))
+            for number, prompt in enumerate(prompts)
+        ]
+        self.streams += streams
+        return streams
+
+    def status(self) -> EngineStatus:
+        return self.engine
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+
+def engine_status(**changes: Any) -> EngineStatus:
+    known: dict[str, Any] = {
+        "scheduler_mode": SchedulerMode.AR_BATCH,
+        "max_running": 16,
+        "num_running": 2,
+        "num_waiting": 3,
+        "num_steps": 9,
+        "last_step_width": 2,
+        "last_step_at_s": None,
+        "step_started_at_s": None,
+        "width_histogram": {1: 4, 2: 5},
+        "num_prefill_tokens": 100,
+        "num_decode_tokens": 14,
+        "num_blocks_used": 7,
+        "num_blocks_total": 32,
+        "block_size": 16,
+        "num_preemptions": 1,
+        "num_finished": {FinishReason.STOP: 6},
+        "num_failed_steps": 0,
+    }
+    return EngineStatus(**{**known, **changes})
+
+
+@dataclass(frozen=True, slots=True)
+class FakeServer:
+    app: FastAPI
+    streams: FakeStreams
+    tokenizer: Tokenizer
+
+    @property
+    def last(self) -> Opened:
+        return self.streams.opened[-1]
+
+
+def fake_server(
+    folder: Path,
+    streams: FakeStreams | None = None,
+    *,
+    api_keys: Sequence[str] = (),
+    spec: ModelSpec | None = None,
+    **settings: Any,
+) -> FakeServer:
+    """A whole app over scripted streams; `folder` is a scratch folder for its tokenizer, whose ids are bytes."""
+    write_byte_tokenizer(folder)
+    streams = streams or FakeStreams()
+    tokenizer = Tokenizer.load(folder)
+    context = ServerContext(
+        settings=Settings(**settings),
+        api_keys=tuple(SecretStr(key) for key in api_keys),
+        streams=streams,  # type: ignore[arg-type]
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate.load(folder),
+        spec=spec or fake_spec(),
+        runner_info=RunnerInfo("fake", "cpu", "float32", exact=True, exact_note="scripted"),
+        model_name=MODEL,
+        created=1_700_000_000,
+        version="0.0.1",
+        fingerprint="fp-fake",
+    )
+    return FakeServer(create_app(context), streams, tokenizer)

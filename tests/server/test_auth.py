@@ -1,0 +1,77 @@
+"""Keys are needed where the server has any, for everything but health and the API's own description."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.server.asgi import CHAT, COMPLETIONS, ask, error_of
+from tests.server.fakes import FakeServer, fake_server
+
+GUARDED = [
+    ("POST", CHAT),
+    ("POST", COMPLETIONS),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/x"),
+    ("GET", "/v1/status"),
+    ("GET", "/status"),
+    ("GET", "/metrics"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> FakeServer:
+    folder = tmp_path_factory.mktemp("keys")
+    keys_file = folder / "keys"
+    keys_file.write_text("# ours\nthird-key\n")
+    return fake_server(folder, api_keys=("first-key", "second-kéy"), api_keys_file=keys_file)
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Bearer first-keyx", "Basic first-key"])
+def test_no_key_or_a_wrong_one_is_401(server: FakeServer, method: str, path: str, header: str | None) -> None:
+    headers = {} if header is None else {"authorization": header}
+    response = ask(server, method, path, headers=headers)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    error = error_of(response)
+    assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
+    assert "first-key" not in response.text
+
+
+@pytest.mark.parametrize("key", ["first-key", "second-kéy", "third-key"])
+def test_every_key_opens(server: FakeServer, key: str) -> None:
+    response = ask(server, "GET", "/v1/models", headers={"authorization": f"Bearer {key}".encode()})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/docs", "/openapi.json"])
+def test_some_pages_need_no_key(server: FakeServer, path: str) -> None:
+    assert ask(server, "GET", path).status_code == 200
+
+
+def test_a_wrong_key_is_refused_before_the_body_is_read(server: FakeServer) -> None:
+    assert ask(server, "POST", CHAT, content=b"not json").status_code == 401
+
+
+def test_without_keys_none_is_needed(tmp_path: Path) -> None:
+    assert ask(fake_server(tmp_path), "GET", "/v1/models").status_code == 200
+    assert ask(fake_server(tmp_path), "GET", "/v1/models", headers={"authorization": "Bearer any"}).status_code == 200
+
+
+def test_browsers_are_let_in_by_origin(tmp_path: Path) -> None:
+    server = fake_server(tmp_path, api_keys=("k",), cors_origin=("http://ui.example",))
+    preflight = {
+        "origin": "http://ui.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    allowed = ask(server, "OPTIONS", CHAT, headers=preflight)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "http://ui.example"
+    refused = ask(server, "OPTIONS", CHAT, headers={**preflight, "origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in refused.headers
+    answered = ask(server, "GET", "/v1/models", headers={"origin": "http://ui.example", "authorization": "Bearer k"})
+    assert answered.headers["access-control-allow-origin"] == "http://ui.example"
+    assert "access-control-allow-origin" not in ask(fake_server(tmp_path), "GET", "/health", headers=preflight).headers

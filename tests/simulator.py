@@ -1,0 +1,281 @@
+"""A model and a clock that are only simulated: drives any scheduler through whole loads, without tensors.
+
+The fake model keeps what was written to each cache slot and computes the next token from what it *reads back* there, so
+a block given to two sequences, a wrong position or a stale entry changes an answer, as it would in a real model.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from mtplx.batching.blocks import BlockAllocator
+from mtplx.batching.budget import share_out, split_phases
+from mtplx.batching.scheduler import Scheduler
+from mtplx.batching.sequences import SequenceTable
+from mtplx.batching.state import (
+    FinishReason,
+    Row,
+    RowOutcome,
+    SchedulerMode,
+    Sequence,
+    SequenceEvent,
+    StepPlan,
+    StopRules,
+)
+
+VOCAB_SIZE = 97
+EMPTY = -1
+
+Drafter = Callable[[Seq[int]], list[int]]
+
+
+def next_token(history: Seq[int]) -> int:
+    """The fake model's answer: a pure function of the whole history."""
+    return zlib.crc32(array("q", history).tobytes()) % VOCAB_SIZE
+
+
+def right_drafts(depth: int) -> Drafter:
+    """A head that is always right."""
+
+    def draft(history: Seq[int]) -> list[int]:
+        grown = list(history)
+        for _ in range(depth):
+            grown.append(next_token(grown))
+        return grown[len(history) :]
+
+    return draft
+
+
+def wrong_drafts(depth: int) -> Drafter:
+    """A head that is always wrong."""
+    return lambda history: [(token_id + 1) % VOCAB_SIZE for token_id in right_drafts(depth)(history)]
+
+
+def mixed_drafts(max_depth: int) -> Drafter:
+    """A head whose depth varies from row to row, 0 included, and whose last draft is sometimes wrong."""
+
+    def draft(history: Seq[int]) -> list[int]:
+        luck = zlib.crc32(array("q", [*history, 1]).tobytes())
+        drafts = right_drafts(luck % (max_depth + 1))(history)
+        if drafts and luck // 16 % 2:
+            drafts[-1] = (drafts[-1] + 1) % VOCAB_SIZE
+        return drafts
+
+    return draft
+
+
+class FakeModel:
+    """Writes a plan's tokens to its cache slots, reads every history back from there, and verifies drafts."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._slots = [EMPTY] * (num_blocks * block_size)
+
+    def run(self, plan: StepPlan) -> list[RowOutcome]:
+        """All rows are written before any is read, as in one forward pass."""
+        for row in plan.rows:
+            for offset, token_id in enumerate(row.token_ids):
+                self._slots[self._slot(row, row.start + offset)] = token_id
+        return [self._verify(row) for row in plan.rows]
+
+    def _slot(self, row: Row, position: int) -> int:
+        return row.block_ids[position // self._block_size] * self._block_size + position % self._block_size
+
+    def _verify(self, row: Row) -> RowOutcome:
+        if not row.num_logits:
+            return RowOutcome()
+        history = [self._slots[self._slot(row, position)] for position in range(row.end - row.num_drafts)]
+        emitted = [next_token(history)]
+        for draft_id in row.draft_ids:
+            if draft_id != emitted[-1]:
+                break
+            emitted.append(next_token([*history, *emitted]))
+        return RowOutcome(tuple(emitted))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRequest:
+    """A sequence to come: `arrives_at` and `cancel_at` are numbers of steps."""
+
+    seq_id: int
+    prompt_len: int
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    arrives_at: int = 0
+    cancel_at: int | None = None
+
+    @property
+    def prompt(self) -> list[int]:
+        return [(self.seq_id * 31 + position * 7) % VOCAB_SIZE for position in range(self.prompt_len)]
+
+    def answer(self) -> tuple[list[int], FinishReason]:
+        """What must come out, computed without any scheduler."""
+        history = self.prompt
+        while True:
+            history.append(next_token(history))
+            emitted = history[self.prompt_len :]
+            if emitted[-1] in self.stop_ids:
+                return emitted, FinishReason.STOP
+            if len(emitted) == self.max_tokens:
+                return emitted, FinishReason.LENGTH
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one sequence saw: its tokens, and the step and time at which each came."""
+
+    arrived_step: int
+    arrived_s: float
+    token_ids: list[int] = field(default_factory=list)
+    token_steps: list[int] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def first_wait_steps(self) -> int:
+        """Steps from arrival to the first token; 1 is the least there is."""
+        return self.token_steps[0] - self.arrived_step
+
+    @property
+    def max_gap_steps(self) -> int:
+        """The most steps between two tokens; 1 when every step brought one."""
+        pairs = zip(self.token_steps, self.token_steps[1:], strict=False)
+        return max((later - earlier for earlier, later in pairs), default=0)
+
+    @property
+    def max_gap_s(self) -> float:
+        pairs = zip(self.token_times_s, self.token_times_s[1:], strict=False)
+        return max((later - earlier for earlier, later in pairs), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Simulated seconds of a step."""
+
+    per_step_s: float = 0.010
+    per_token_s: float = 0.001
+
+    def of(self, plan: StepPlan) -> float:
+        return self.per_step_s + self.per_token_s * plan.num_tokens
+
+
+class Simulator:
+    """One scheduler, one fake model, one clock. Checks the table after every operation, and that every step moves."""
+
+    def __init__(self, scheduler: Scheduler, *, drafter: Drafter | None = None, cost: StepCost | None = None) -> None:
+        blocks = scheduler.table.blocks
+        self.scheduler = scheduler
+        self.table = scheduler.table
+        self.model = FakeModel(blocks.num_total, blocks.block_size)
+        self.traces: dict[int, Trace] = {}
+        self.plans: list[StepPlan] = []
+        self.now_s = 0.0
+        self._drafter = drafter
+        self._cost = cost or StepCost()
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.plans)
+
+    def add(self, request: SimRequest) -> None:
+        self.traces[request.seq_id] = Trace(self.num_steps, self.now_s)
+        stops = StopRules(request.max_tokens, request.stop_ids)
+        self.table.add(Sequence(request.seq_id, request.prompt, request.prompt_len, stops))
+        self.table.check()
+
+    def cancel(self, seq_id: int) -> bool:
+        is_found = self.table.cancel(seq_id)
+        if is_found:
+            self.traces[seq_id].finish_reason = FinishReason.CANCELLED
+        self.table.check()
+        return is_found
+
+    def step(self, *, cancel_between: Iterable[int] = (), fail: Iterable[int] = ()) -> StepPlan:
+        """One plan, one fake forward, one commit; may cancel between plan and commit, and fail some rows."""
+        plan = self.scheduler.plan()
+        self.table.check()
+        assert bool(plan.rows) != self.table.is_empty, "a plan is empty if and only if the table is"
+        outcomes = self.model.run(plan)
+        for index, row in enumerate(plan.rows):
+            if row.seq_id in fail:
+                outcomes[index] = RowOutcome(error="broken on purpose")
+        for seq_id in cancel_between:
+            self.cancel(seq_id)
+        events = self.scheduler.commit(plan, outcomes)
+        self.table.check()
+        self.plans.append(plan)
+        self.now_s += self._cost.of(plan)
+        self._record(events)
+        self._draft(plan)
+        return plan
+
+    def run(self, requests: Iterable[SimRequest], *, max_steps: int = 20_000) -> dict[int, Trace]:
+        """Plays a whole load to its end; each request arrives, and may be cancelled, before the step it names."""
+        coming = sorted(requests, key=lambda request: (request.arrives_at, request.seq_id))
+        cancels = {request.seq_id: request.cancel_at for request in coming if request.cancel_at is not None}
+        start = self.num_steps
+        while coming or not self.table.is_empty:
+            clock = self.num_steps - start
+            assert clock < max_steps, f"no end after {max_steps} steps"
+            while coming and coming[0].arrives_at <= clock:
+                self.add(coming.pop(0))
+            for seq_id in [seq_id for seq_id, at in cancels.items() if at <= clock and seq_id in self.traces]:
+                self.cancel(seq_id)
+                del cancels[seq_id]
+            self.step()
+        assert self.table.blocks.num_used == 0, "blocks are leaked"
+        return self.traces
+
+    def _record(self, events: list[SequenceEvent]) -> None:
+        for event in events:
+            trace = self.traces[event.seq_id]
+            assert trace.finish_reason is None, "an event after the end"
+            assert event.token_ids or event.finish_reason, "an event that says nothing"
+            trace.token_ids.extend(event.token_ids)
+            trace.token_steps.extend([self.num_steps] * len(event.token_ids))
+            trace.token_times_s.extend([self.now_s] * len(event.token_ids))
+            trace.finish_reason = event.finish_reason
+
+    def _draft(self, plan: StepPlan) -> None:
+        """As the engine does after a commit: drafts for whatever decodes in the next step."""
+        if self._drafter is None:
+            return
+        for row in plan.rows:
+            sequence = self.table.get(row.seq_id)
+            if sequence is not None and sequence.is_decoding:
+                sequence.draft_ids = self._drafter(sequence.token_ids)
+
+
+class VerifyAll:
+    """The least mode that speculates, built from the table's primitives: every sequence verifies what drafts it has."""
+
+    mode = SchedulerMode.MTP_BATCH
+
+    def __init__(self, table: SequenceTable, *, max_running: int, prefill_chunk_tokens: int) -> None:
+        self.table = table
+        self.max_running = max_running
+        self._chunk_tokens = prefill_chunk_tokens
+
+    def plan(self) -> StepPlan:
+        self.table.secure_next_tokens()
+        self.table.admit(self.max_running)
+        phases = split_phases(self.table.running)
+        rows = []
+        for sequence in phases.decoding:
+            num_tokens = 1 + len(sequence.draft_ids)
+            self.table.reserve(sequence, num_tokens)  # where blocks are short, the row has fewer drafts
+            rows.append(self.table.row(sequence, num_tokens))
+        for share in share_out(phases.prefilling, self._chunk_tokens):
+            rows.append(self.table.row(share.sequence, share.num_tokens))
+        return StepPlan(tuple(rows))
+
+    def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
+        return self.table.commit(plan, outcomes)
+
+
+def make_table(num_blocks: int = 64, block_size: int = 4, *, max_overtaken: int = 8) -> SequenceTable:
+    return SequenceTable(BlockAllocator(num_blocks, block_size), max_overtaken=max_overtaken)
