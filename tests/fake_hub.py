@@ -53,7 +53,7 @@ def fake_hub(repo_id: str, files: Mapping[str, bytes]) -> Iterator[FakeHub]:
         def do_HEAD(self) -> None:
             self._send(with_body=False)
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
             """Says nothing."""
 
         def _send(self, *, with_body: bool) -> None:

@@ -28,5 +28,5 @@ class Scheduler(Protocol):
         ...
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
-        """Applies the outcomes (one a row, in order) and returns an event for each sequence that got tokens or ended."""
+        """Applies the outcomes (one a row, in order) and returns an event for each sequence that moved or ended."""
         ...

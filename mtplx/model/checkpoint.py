@@ -16,10 +16,12 @@ MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a safetensors file."""
+    """One tensor of a safetensors file; its bytes are those from `begin` up to `end` of the file."""
 
     dtype: str
     shape: tuple[int, ...]
+    begin: int
+    end: int
 
     @property
     def num_elements(self) -> int:
@@ -73,7 +75,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             header = json.loads(file.read(header_bytes))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
-        tensors = {name: TensorInfo(entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
+        tensors = {name: _tensor_info(entry, 8 + header_bytes) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(f"{path} is damaged, it can't be read as safetensors") from error
     if size != 8 + header_bytes + end:
@@ -93,6 +95,11 @@ def weight_types(folder: Path) -> list[str]:
         for tensor in read_header(path).values():
             totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.num_elements
     return sorted(totals, key=lambda dtype: -totals[dtype])
+
+
+def _tensor_info(entry: Mapping[str, Any], data_begin: int) -> TensorInfo:
+    begin, end = entry["data_offsets"]
+    return TensorInfo(entry["dtype"], tuple(entry["shape"]), data_begin + int(begin), data_begin + int(end))
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

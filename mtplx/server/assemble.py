@@ -94,7 +94,7 @@ def assemble(settings: Settings) -> Assembly:
         tokenizer=tokenizer,
         chat_template=chat_template,
         limits=limits,
-        fingerprint=_fingerprint(model.path, runner),
+        fingerprint=_fingerprint(model, runner),
     )
 
 
@@ -128,13 +128,18 @@ def _default_chunk_tokens(runner: Runner) -> int:
     return DEFAULT_CHUNK_TOKENS_CPU if runner.info.device == "cpu" else DEFAULT_CHUNK_TOKENS_GPU
 
 
-def _fingerprint(folder: Path, runner: Runner) -> str:
+def _fingerprint(model: ModelFolder, runner: Runner) -> str:
     """Names version, runner, number format and weights: answers can be replayed where it is equal."""
+    weights = model.gguf_sha256 or _hash_of_weights(model.path)
+    info = runner.info
+    exactness = "exact" if info.exact else "inexact"
+    parts = ("mtplx", __version__, info.runner, info.device, info.dtype, exactness, weights[:12])
+    return "-".join(parts)
+
+
+def _hash_of_weights(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted((*folder.glob("*.safetensors"), folder / "config.json")):
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    info = runner.info
-    exactness = "exact" if info.exact else "inexact"
-    parts = ("mtplx", __version__, info.runner, info.device, info.dtype, exactness, digest.hexdigest()[:12])
-    return "-".join(parts)
+    return digest.hexdigest()

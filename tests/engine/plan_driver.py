@@ -1,4 +1,4 @@
-"""Generates with a runner by plans made by hand: no scheduler, so that a fault of one can't hide a fault of the other."""
+"""Generates with a runner by plans made by hand: no scheduler, whose faults could hide the runner's."""
 
 from __future__ import annotations
 

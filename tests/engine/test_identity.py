@@ -1,8 +1,8 @@
-"""The same ids from every mode, concurrency and chunk size: on tiny float64 models always, on the real model in exact mode."""
+"""The same ids from every mode, concurrency and chunk size: on tiny models, and on the real one in exact mode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,9 +37,6 @@ def submits(prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Submit]:
         for wish in wishes
         for k, prompt in enumerate(prompts)
     ]
-
-
-TinyLoader = Callable[..., Runner]
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3"])

@@ -24,7 +24,7 @@ def choose(*, free_blocks: float, tokens: int | None = None, max_model_len: int 
 
 def test_bytes_of_a_token() -> None:
     assert LAYOUT.bytes_per_token == 3 * 2 * (10 + 6) * 4
-    assert BLOCK == 16 * LAYOUT.bytes_per_token
+    assert LAYOUT.bytes_per_block == 16 * LAYOUT.bytes_per_token
 
 
 def test_blocks_are_rounded_up() -> None:

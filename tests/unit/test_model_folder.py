@@ -93,7 +93,7 @@ def test_refusals_are_one_sentence(tmp_path: Path, changes: dict[str, Any], said
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no config.json"):
+    with pytest.raises(ModelError, match=r"no config\.json"):
         read_spec(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="can't be read as JSON"):
