@@ -21,13 +21,13 @@ Row = Mapping[str, Value]
 
 
 def publish(name: str, rows: Sequence[Row], *, model: str, output: Path | None = None) -> Path:
-    """Prints `rows` as a table and writes them to `output`, by default `results/<date>-<name>.json`; returns the file."""
+    """Prints `rows` as a table and writes them to `output`, by default a dated file in `results`; returns the file."""
     table = Table(title=f"{name} ({model})")
     for column in rows[0]:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(table)
+    Console(width=max(120, 14 * len(rows[0]))).print(table)  # wide enough where there is no terminal to ask
     target = output or RESULTS / f"{date.today().isoformat()}-{name}.json"
     report = {"benchmark": name, "date": date.today().isoformat(), "model": model, **environment(), "rows": list(rows)}
     target.write_text(json.dumps(report, indent=1) + "\n")

@@ -50,7 +50,13 @@ class Settings(BaseSettings):
     runner: Literal["auto", "torch", "native"] = Field("auto", description="what computes the logits")
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:1, mps")
     dtype: Literal["auto", "float32", "float16", "bfloat16", "float64"] = Field(
-        "auto", description="type of weights and cache; auto is float32 on cpu"
+        "auto", description="type of the torch runner's weights and cache; auto is float32 on cpu"
+    )
+    quantization: Literal["auto", "none", "int8", "int4"] = Field(
+        "auto", description="how the native runner keeps weights; auto: a GGUF's own blocks, safetensors as int8"
+    )
+    kv_cache_dtype: Literal["auto", "float16", "float32"] = Field(
+        "auto", description="type of the native runner's cache; auto is float16, with --quantization none float32"
     )
     exact: bool = Field(True, description="on cpu, results that don't depend on the batch; --no-exact for speed")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: the physical cores")
@@ -188,6 +194,15 @@ def check_settings(settings: Settings) -> None:
     """
     if settings.runner == "native" and settings.device not in ("auto", "cpu"):
         raise ConfigError(f"--runner native computes on the cpu, not on --device {settings.device}", "--runner")
+    if settings.runner == "native" and settings.dtype != "auto":
+        raise ConfigError(
+            f"--dtype {settings.dtype} is for the torch runner: --runner native takes --quantization",
+            "--dtype",
+        )
+    if settings.runner == "torch" and settings.quantization in ("int8", "int4"):
+        raise ConfigError(f"--quantization {settings.quantization} is for the native runner", "--quantization")
+    if settings.runner == "torch" and settings.kv_cache_dtype != "auto":
+        raise ConfigError("--kv-cache-dtype is for the native runner: --runner torch takes --dtype", "--kv-cache-dtype")
 
 
 def read_api_keys(settings: Settings) -> tuple[SecretStr, ...]:

@@ -92,4 +92,5 @@ def fake_assembly(folder: Path, runner: FakeRunner, settings: Settings) -> Assem
             eos_ids=runner.spec.eos_ids,
         ),
         fingerprint="fake",
+        runner_reason="a fake",
     )

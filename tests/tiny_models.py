@@ -101,6 +101,7 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = {
 
 def write_tiny_model(folder: Path, name: str, dtype: torch.dtype = torch.float64, **options: Any) -> Path:
     """Writes the named tiny model, its weights random but the same every time, and returns `folder`."""
+    torch.set_num_threads(1)  # matrices of this size gain nothing from more
     family = TINY_FAMILIES[name]
     shared = {
         "vocab_size": VOCAB_SIZE,

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mtplx.model.checkpoint import count_parameters, weight_types
+from mtplx.model.choice import Wishes, choose_runner
 from mtplx.model.folder import read_spec
-from mtplx.model.spec import ModelSpec
 from mtplx.model.store import folder_bytes, format_bytes
 from mtplx.model.weights import ModelFolder, resolve_model
 
@@ -51,7 +51,7 @@ def run(namespace: argparse.Namespace) -> int:
 def inspect_model(model: ModelFolder) -> dict[str, Value]:
     """The facts in the order in which they are shown."""
     spec = read_spec(model.path)
-    runner, why = choose_runner(spec)
+    choice = choose_runner(model, Wishes())
     return {
         "name": model.name,
         "source": model.source,
@@ -71,14 +71,10 @@ def inspect_model(model: ModelFolder) -> dict[str, Value]:
         "sliding_window": spec.sliding_window,
         "eos_ids": sorted(spec.eos_ids),
         "has_mtp_head": spec.num_mtp_layers > 0,
-        "runner": runner,
-        "runner_reason": why,
+        "runner": choice.name,
+        "runner_reason": choice.why,
+        "native_build": choice.native_build,
     }
-
-
-def choose_runner(spec: ModelSpec) -> tuple[str, str]:
-    """The runner's name, and in one sentence why it is this one."""
-    return "torch", f"the torch runner serves {spec.architecture}; there is no native runner in this version"
 
 
 def facts_table(facts: Mapping[str, Value]) -> Table:

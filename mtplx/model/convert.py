@@ -1,7 +1,8 @@
 """Turns a GGUF file into a Hugging Face folder, once, in the cache: config, generation config, tokenizer, safetensors.
 
-The numbers are those of the file: dequantised to float32 and not rounded again. The GGUF itself stays where it is and
-is named in the folder's manifest, for runners that read its blocks.
+The numbers are those of the file: dequantised to float32 and not rounded again, which takes several times its size.
+The GGUF itself stays where it is and is named in the folder's manifest; runners that read its blocks need no
+safetensors, so these are made when they are first asked for.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ from mtplx.model.store import (
 )
 
 CONVERTER_VERSION = 1  # raised when the same file would give another folder
+WEIGHTS_NAME = "model.safetensors"
 MARGIN_BYTES = 50_000_000  # for tokenizer and configuration
 
 log = logging.getLogger(__name__)
 
 
-def convert_gguf(path: Path, root: Path, source: str, say: Say) -> tuple[Path, FileStamp]:
+def convert_gguf(path: Path, root: Path, source: str, say: Say, *, with_weights: bool = True) -> tuple[Path, FileStamp]:
     """The folder made from this file, made now if it isn't there yet, and the file's stamp.
 
-    The folder's name holds the file's checksum, so a changed file gets a folder of its own.
+    The folder's name holds the file's checksum, so a changed file gets a folder of its own. A folder that was made
+    without weights is made anew when they are wanted.
 
     Raises:
         ModelError: the file is damaged, its architecture or tokenizer isn't served, or there is no room.
@@ -48,14 +51,21 @@ def convert_gguf(path: Path, root: Path, source: str, say: Say) -> tuple[Path, F
     stem = re.sub(r"[^\w.-]+", "-", path.stem)
     key = f"{stem}-{stamp.sha256[:16]}-v{CONVERTER_VERSION}"
     target = root / "converted" / key
-    if intact_manifest(target) is not None:
+    if _is_ready(target, with_weights):
         return target, stamp
     with exclusive(root, key, say):
-        if intact_manifest(target) is None:  # else another process made it while this one waited
-            if target.exists():
+        if not _is_ready(target, with_weights):  # else another process made it while this one waited
+            if target.exists() and intact_manifest(target) is None:
                 say(f"the cached folder {target} is damaged, making it anew")
-            _convert(path, target, source, stamp, say)
+            _convert(path, target, source, stamp, say, with_weights)
     return target, stamp
+
+
+def _is_ready(folder: Path, with_weights: bool) -> bool:
+    manifest = intact_manifest(folder)
+    if manifest is None:
+        return False
+    return not with_weights or any(stamp.path == WEIGHTS_NAME for stamp in manifest.files)
 
 
 def _stamp(path: Path, root: Path) -> FileStamp:
@@ -69,14 +79,15 @@ def _stamp(path: Path, root: Path) -> FileStamp:
     return stamp_file(path)
 
 
-def _convert(path: Path, target: Path, source: str, stamp: FileStamp, say: Say) -> None:
+def _convert(path: Path, target: Path, source: str, stamp: FileStamp, say: Say, with_weights: bool) -> None:
     gguf = read_gguf(path)
     check_architecture(gguf)
     say(f"converting {path.name} for use, once")
-    with staged_folder(target, 4 * gguf.num_parameters + MARGIN_BYTES) as staging:
+    with staged_folder(target, 4 * gguf.num_parameters * with_weights + MARGIN_BYTES) as staging:
         save_tokenizer(gguf, staging)
         config = build_config(gguf)
-        _save_weights(gguf, config, staging)
+        if with_weights:
+            _save_weights(gguf, config, staging)
         config.save_pretrained(staging)
         text = json.dumps(generation_settings(gguf), indent=2)
         (staging / "generation_config.json").write_text(text + "\n", encoding="utf-8")
@@ -93,7 +104,7 @@ def _save_weights(gguf: GgufFile, config: Any, folder: Path) -> None:
     config.dtype = dtype
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in state.items()}
     try:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     except SafetensorError as error:  # also how it reports a full disk
         raise ModelError(f"the converted weights can't be written to {folder}: {error}") from error
 

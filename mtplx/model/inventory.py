@@ -13,7 +13,7 @@ class CachedModel:
     """One folder that holds a model or the file that it is made from."""
 
     name: str  # what `--model` takes, where there is such a name
-    kind: str  # downloaded, converted or hub
+    kind: str  # downloaded, converted, packed or hub
     source: str
     num_bytes: int
     folder: Path
@@ -28,7 +28,8 @@ def cached_models(hub_cache: Path | None = None) -> list[CachedModel]:
     root = cache_root()
     downloads = [_own(folder, "downloaded") for folder in sorted((root / "models").glob("[!.]*/"))]
     converted = [_own(folder, "converted") for folder in sorted((root / "converted").glob("[!.]*/"))]
-    return [*downloads, *converted, *_hub_models(hub_cache)]
+    packed = [_own(folder, "packed") for folder in sorted((root / "native").glob("[!.]*/"))]
+    return [*downloads, *converted, *packed, *_hub_models(hub_cache)]
 
 
 def _own(folder: Path, kind: str) -> CachedModel:

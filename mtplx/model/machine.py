@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 
@@ -11,6 +13,14 @@ def physical_cores() -> int:
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = {_read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or str(cpu) for cpu in cpus}
     return max(1, len(cores))
+
+
+def has_accelerator() -> bool:
+    """Whether there is a GPU that PyTorch might use, found out without PyTorch, whose import takes seconds.
+
+    Asks the driver for NVIDIA's, looks for the device node of AMD's, and takes every Mac to have Metal.
+    """
+    return sys.platform == "darwin" or _num_cuda_devices() > 0 or Path("/dev/kfd").exists()
 
 
 def available_memory_bytes() -> int:
@@ -23,6 +33,17 @@ def available_memory_bytes() -> int:
         if name == "MemAvailable":
             return min(int(value.split()[0]) * 1024, _control_group_bytes())
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _num_cuda_devices() -> int:
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        count = ctypes.c_int(0)
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return 0
+        return count.value
+    except (OSError, AttributeError):  # no driver, or something else by its name
+        return 0
 
 
 def _control_group_bytes() -> int:

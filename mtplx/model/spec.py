@@ -34,3 +34,7 @@ class RunnerInfo:
     dtype: str
     exact: bool  # an output row's bits don't depend on the other rows; verified at start-up
     exact_note: str  # why it is or isn't, one sentence
+    build: str | None = None  # of the native kernels, such as avx2
+    quantization: str | None = None  # how the native runner keeps its matrices, such as q4_1+q8_0
+    kv_cache_dtype: str | None = None  # of the native runner's cache; the torch runner's is `dtype`
+    weights_sha256: str | None = None  # of what the weights were made from, where the runner knows it

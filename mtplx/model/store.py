@@ -5,6 +5,7 @@ and renamed when it is complete, so it is there whole or not at all. Knows nothi
 
     <root>/models/<name>/       what was downloaded by a catalog name
     <root>/converted/<key>/     Hugging Face folders made from GGUF files
+    <root>/native/<key>/        weights packed for the native runner
     <root>/locks/               one lock file a folder
 """
 

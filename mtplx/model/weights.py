@@ -28,7 +28,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 class ModelFolder:
     """A model on this machine, ready to be loaded."""
 
-    path: Path  # config.json, tokenizer.json, safetensors
+    path: Path  # config.json, tokenizer.json; safetensors unless resolved without weights
     name: str  # what clients call it unless told otherwise
     source: str  # where it came from, for people
     gguf_path: Path | None = None  # the file that the folder was made from
@@ -36,11 +36,17 @@ class ModelFolder:
 
 
 def resolve_model(
-    name: str, *, offline: bool = False, refresh: bool = False, transports: Transports | None = None
+    name: str,
+    *,
+    offline: bool = False,
+    refresh: bool = False,
+    with_weights: bool = True,
+    transports: Transports | None = None,
 ) -> ModelFolder:
     """Finds the model, fetching or converting it where needed.
 
-    `offline` forbids the network; what is cached needs none anyway. `refresh` asks the hub for a newer version.
+    `offline` forbids the network; what is cached needs none anyway. `refresh` asks the hub for a newer version. Without
+    `with_weights` the folder of a GGUF file need not hold safetensors, which `with_safetensors` adds.
 
     Raises:
         ModelError: one sentence on what is wrong with `name` or with what it leads to.
@@ -48,9 +54,9 @@ def resolve_model(
     transports = transports or Transports()
     path = Path(name).expanduser()
     if (entry := find_entry(name)) is not None:
-        return resolve_entry(entry, offline=offline, refresh=refresh, transports=transports)
+        return resolve_entry(entry, offline=offline, refresh=refresh, with_weights=with_weights, transports=transports)
     if path.suffix.lower() == ".gguf":
-        return _from_gguf(path, path.stem, f"GGUF file {path}", transports)
+        return _from_gguf(path, path.stem, f"GGUF file {path}", transports, with_weights)
     if path.is_dir():
         check_checkpoint(path)
         return ModelFolder(path.absolute(), path.absolute().name, f"folder {path}")
@@ -67,7 +73,21 @@ def resolve_model(
     )
 
 
-def resolve_entry(entry: CatalogEntry, *, offline: bool, refresh: bool = False, transports: Transports) -> ModelFolder:
+def with_safetensors(model: ModelFolder, transports: Transports | None = None) -> ModelFolder:
+    """The model in a folder that has its weights as safetensors too. Raises: ModelError."""
+    if model.gguf_path is None:
+        return model
+    return _from_gguf(model.gguf_path, model.name, model.source, transports or Transports(), with_weights=True)
+
+
+def resolve_entry(
+    entry: CatalogEntry,
+    *,
+    offline: bool,
+    refresh: bool = False,
+    with_weights: bool = True,
+    transports: Transports,
+) -> ModelFolder:
     """The first of the entry's sources that is on this machine, else the first that can be fetched.
 
     Raises:
@@ -86,7 +106,7 @@ def resolve_entry(entry: CatalogEntry, *, offline: bool, refresh: bool = False, 
                 failures.append(f"{source}: {error}")
                 continue
             if isinstance(source, WheelSource):
-                return _from_gguf(found, entry.name, str(source), transports)
+                return _from_gguf(found, entry.name, str(source), transports, with_weights)
             return ModelFolder(found, entry.name, str(source))
     raise ModelError(f"{entry.name} can't be had: {'; '.join(failures)}")
 
@@ -124,7 +144,8 @@ def _hub_folder(repo_id: str, may_fetch: bool, refresh: bool, transports: Transp
     return folder
 
 
-def _from_gguf(path: Path, name: str, source: str, transports: Transports) -> ModelFolder:
-    folder, stamp = convert_gguf(path, cache_root(), source, transports.say)
-    check_checkpoint(folder)
+def _from_gguf(path: Path, name: str, source: str, transports: Transports, with_weights: bool) -> ModelFolder:
+    folder, stamp = convert_gguf(path, cache_root(), source, transports.say, with_weights=with_weights)
+    if with_weights:
+        check_checkpoint(folder)
     return ModelFolder(folder, name, source, path.absolute(), stamp.sha256)

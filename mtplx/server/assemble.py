@@ -13,11 +13,11 @@ from mtplx import __version__
 from mtplx.batching.blocks import BlockAllocator
 from mtplx.config import Settings, read_api_keys
 from mtplx.errors import ConfigError
+from mtplx.model.choice import RunnerChoice, Wishes, choose_runner
 from mtplx.model.folder import read_spec
 from mtplx.model.runner import Runner
-from mtplx.model.spec import ModelSpec
-from mtplx.model.torch.loader import load_torch_runner
-from mtplx.model.weights import ModelFolder, resolve_model
+from mtplx.model.spec import ModelSpec, RunnerInfo
+from mtplx.model.weights import ModelFolder, resolve_model, with_safetensors
 from mtplx.server.admission import Limits
 from mtplx.server.engine import EngineCore
 from mtplx.server.modes import make_scheduler, resolve_mode
@@ -43,6 +43,7 @@ class Assembly:
     chat_template: ChatTemplate
     limits: Limits
     fingerprint: str
+    runner_reason: str  # why it is this runner, one sentence
 
 
 def assemble(settings: Settings) -> Assembly:
@@ -54,22 +55,13 @@ def assemble(settings: Settings) -> Assembly:
     """
     mode = resolve_mode(settings)  # before anything slow
     api_keys = read_api_keys(settings)
-    if settings.runner == "native":
-        raise ConfigError("--runner native is not available yet: use torch or auto", "--runner")
-    model = resolve_model(settings.model)
+    model = resolve_model(settings.model, with_weights=False)
     spec = read_spec(model.path)
+    choice = choose_runner(model, _wishes(settings))
     tokenizer = Tokenizer.load(model.path)
     chat_template = ChatTemplate.load(model.path)
     max_model_len = _max_model_len(settings, spec)
-    runner = load_torch_runner(
-        model.path,
-        device=settings.device,
-        dtype=settings.dtype,
-        exact=settings.exact,
-        threads=settings.threads,
-        kv_cache_tokens=settings.kv_cache_tokens,
-        max_model_len=max_model_len,
-    )
+    runner = _load_runner(choice, model, settings, max_model_len)
     scheduler = make_scheduler(
         mode,
         BlockAllocator(runner.num_blocks, runner.block_size),
@@ -94,7 +86,8 @@ def assemble(settings: Settings) -> Assembly:
         tokenizer=tokenizer,
         chat_template=chat_template,
         limits=limits,
-        fingerprint=_fingerprint(model, runner),
+        fingerprint=_fingerprint(model, runner.info),
+        runner_reason=choice.why,
     )
 
 
@@ -106,11 +99,48 @@ def start_up_lines(assembly: Assembly) -> list[str]:
     why = "asked for" if assembly.settings.scheduler_mode else "default for a model without a draft head"
     return [
         f"model   {assembly.model_name} ({assembly.model.source})",
-        f"runner  {info.runner} on {info.device}, {info.dtype}, {exactness}: {info.exact_note}",
+        f"runner  {_described(info)} ({assembly.runner_reason}); {exactness}: {info.exact_note}",
         f"mode    {scheduler.mode} ({why}), at most {scheduler.max_running} running and "
         f"{limits.max_live - scheduler.max_running} waiting",
         f"cache   {limits.cache_tokens} tokens, at most {limits.max_model_len} a request",
     ]
+
+
+def _wishes(settings: Settings) -> Wishes:
+    return Wishes(settings.runner, settings.device, settings.dtype, settings.quantization, settings.kv_cache_dtype)
+
+
+def _load_runner(choice: RunnerChoice, model: ModelFolder, settings: Settings, max_model_len: int) -> Runner:
+    """Imports the runner that was chosen, and not the other: PyTorch and transformers take seconds."""
+    if choice.name == "native":
+        from mtplx.model.native.loader import load_native_runner
+
+        return load_native_runner(
+            model,
+            quantization=settings.quantization,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            threads=settings.threads,
+            kv_cache_tokens=settings.kv_cache_tokens,
+            max_model_len=max_model_len,
+        )
+    from mtplx.model.torch.loader import load_torch_runner
+
+    return load_torch_runner(
+        with_safetensors(model).path,
+        device=settings.device,
+        dtype=settings.dtype,
+        exact=settings.exact,
+        threads=settings.threads,
+        kv_cache_tokens=settings.kv_cache_tokens,
+        max_model_len=max_model_len,
+    )
+
+
+def _described(info: RunnerInfo) -> str:
+    """`native (avx2) on cpu, q4_1+q8_0 weights, float16 cache`, or `torch on cpu, float32`."""
+    if info.build is None:
+        return f"{info.runner} on {info.device}, {info.dtype}"
+    return f"{info.runner} ({info.build}) on {info.device}, {info.quantization} weights, {info.kv_cache_dtype} cache"
 
 
 def _max_model_len(settings: Settings, spec: ModelSpec) -> int:
@@ -128,13 +158,12 @@ def _default_chunk_tokens(runner: Runner) -> int:
     return DEFAULT_CHUNK_TOKENS_CPU if runner.info.device == "cpu" else DEFAULT_CHUNK_TOKENS_GPU
 
 
-def _fingerprint(model: ModelFolder, runner: Runner) -> str:
-    """Names version, runner, number format and weights: answers can be replayed where it is equal."""
-    weights = model.gguf_sha256 or _hash_of_weights(model.path)
-    info = runner.info
+def _fingerprint(model: ModelFolder, info: RunnerInfo) -> str:
+    """Names version, runner, build, number formats and weights: answers can be replayed where it is equal."""
+    weights = info.weights_sha256 or model.gguf_sha256 or _hash_of_weights(model.path)
     exactness = "exact" if info.exact else "inexact"
-    parts = ("mtplx", __version__, info.runner, info.device, info.dtype, exactness, weights[:12])
-    return "-".join(parts)
+    formats = (info.build, info.quantization, info.kv_cache_dtype) if info.build else (info.device, info.dtype)
+    return "-".join(("mtplx", __version__, info.runner, *map(str, formats), exactness, weights[:12]))
 
 
 def _hash_of_weights(folder: Path) -> str:

@@ -151,6 +151,9 @@ class Status(TypedDict):
     runner: str
     device: str
     dtype: str
+    build: str | None
+    quantization: str | None
+    kv_cache_dtype: str | None
     exact: bool
     exact_note: str
     version: str

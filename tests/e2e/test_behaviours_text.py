@@ -79,7 +79,7 @@ def test_b6_min_tokens_holds_against_stop_strings_and_eos(tmp_path: Path, mode: 
 
 
 def test_b8_the_context_limit(hashing: LiveServer) -> None:
-    """A prompt near the limit ends there, one over it is refused with the number that /v1/models shows, then all is well."""
+    """A prompt near the limit ends there, one over it is refused with the number of /v1/models, then all is well."""
     client = hashing.client
     limit = client.get("/v1/models").json()["data"][0]["max_model_len"]
     near = client.post("/v1/completions", json={"model": MODEL, "prompt": [65] * (limit - 2)})

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, NotFoundError, OpenAI
 
+from mtplx.model.native.library import load_library
 from tests.e2e.server import running_server
 
 HELLO: list[Any] = [{"role": "user", "content": "Say hello."}]
@@ -51,6 +52,22 @@ def test_the_openai_client_gets_the_same_answer_streamed_and_not(client: OpenAI,
     assert whole.usage is not None
     assert 0 < whole.usage.completion_tokens <= 12
     assert whole.system_fingerprint
+
+
+@pytest.mark.real_model
+def test_the_default_is_the_native_runner_and_says_so(live_server_url: str) -> None:
+    status = httpx.get(f"{live_server_url}/v1/status").json()
+    assert (status["runner"], status["build"]) == ("native", load_library().build)
+    assert (status["quantization"], status["kv_cache_dtype"], status["exact"]) == ("q4_1+q8_0", "float16", True)
+    assert status["build"] in status["system_fingerprint"]
+
+
+@pytest.mark.real_model
+def test_one_start_up_line_says_why_the_runner_is_not_native() -> None:
+    flags = ("--kv-cache-tokens", "1024", "--max-model-len", "1024")
+    with running_server("--dtype", "float32", *flags) as server:
+        (line,) = (line for line in server.lines if line.startswith("runner "))
+    assert "torch on cpu, float32 (not native: --dtype float32 was asked for)" in line
 
 
 @pytest.mark.real_model
@@ -153,7 +170,7 @@ def test_a_taken_port_is_one_sentence() -> None:
         (["--scheduler-mode", "mtp_cohort_experimental"], 2, "mtp_cohort_experimental is not available"),
         (["--scheduler-mode", "ar_batch", "--draft-depth", "2"], 2, "ar_batch never drafts"),
         (["--draft-depth", "1"], 2, "--draft-depth"),
-        (["--runner", "native"], 2, "--runner"),
+        (["--runner", "native", "--device", "cuda"], 2, "--runner"),
         (["--scheduler-mode", "turbo"], 2, "turbo"),
     ],
 )

@@ -119,11 +119,22 @@ def test_without_exact_the_reason_is_given(tmp_path: Path) -> None:
     assert (runner.info.exact, runner.info.exact_note) == (False, "switched off by --no-exact")
 
 
+def test_threads_that_cut_through_a_row_are_not_exact(tmp_path: Path) -> None:
+    """Three threads share the elements of 16 rows so that two rows are computed partly by scalar code."""
+    folder = write_tiny_model(tmp_path, "llama", torch.float32)
+    runner = load_torch_runner(
+        folder, device="cpu", exact=True, threads=3, kv_cache_tokens=64, max_model_len=MAX_POSITION
+    )
+    torch.set_num_threads(1)
+    assert not runner.info.exact
+    assert "cut through a row" in runner.info.exact_note
+
+
 @pytest.mark.real_model
 def test_bits_on_the_default_model(default_model_folder: Path) -> None:
     """Four prompts alone, together, and with other chunks: equal bits at every token."""
     runner = load_torch_runner(
-        default_model_folder, device="cpu", exact=True, threads=2, kv_cache_tokens=1024, max_model_len=256
+        default_model_folder, device="cpu", exact=True, threads=1, kv_cache_tokens=1024, max_model_len=256
     )
     assert runner.info.exact, runner.info.exact_note
     prompts = [np.random.default_rng(n).integers(17, 49_000, size=n).tolist() for n in (1, 9, 33, 50)]

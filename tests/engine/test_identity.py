@@ -74,10 +74,10 @@ def test_the_real_model_agrees_in_exact_mode(default_model_folder: Path) -> None
     tokenizer = Tokenizer.load(default_model_folder)
     runner = load_torch_runner(default_model_folder, device="cpu", kv_cache_tokens=4096, max_model_len=512)
     assert runner.info.exact, runner.info.exact_note
-    todo = submits([tokenizer.encode(text, add_special_tokens=False) for text in EIGHT_PROMPTS], max_tokens=6)
+    todo = submits([tokenizer.encode(text, add_special_tokens=False) for text in EIGHT_PROMPTS[:4]], max_tokens=5)
     oracle = run_closed_loop(runner, todo, mode=SchedulerMode.AR_BATCH, concurrency=8, chunk=64)
     cooperative = run_closed_loop(runner, todo, mode=SchedulerMode.COOPERATIVE, concurrency=4, chunk=16)
-    serial = run_closed_loop(runner, todo[::5], mode=SchedulerMode.SERIAL, concurrency=1, chunk=WHOLE)
+    serial = run_closed_loop(runner, todo[::3], mode=SchedulerMode.SERIAL, concurrency=1, chunk=WHOLE)
     runner.close()
     assert cooperative == oracle
-    assert serial == oracle[::5]
+    assert serial == oracle[::3]

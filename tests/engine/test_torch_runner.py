@@ -87,13 +87,16 @@ def test_a_plan_without_wanted_logits_gives_none(runner: TorchRunner) -> None:
 @pytest.mark.parametrize("exact", [True, False])
 def test_what_is_left_in_freed_blocks_reaches_nobody(folder: Path, exact: bool) -> None:
     """Blocks full of NaN, as a failed sequence may leave them, are as good as new ones."""
-    rows = (prompt_row(num_logits=4), Row(1, 0, (9, 8, 7), (7,), num_logits=1), Row(2, 0, (6,), (8,), num_logits=1))
-    expected = load(folder, exact=exact).run(StepPlan(rows))
-    runner = load(folder, exact=exact)
+    prompts = StepPlan((prompt_row(num_logits=4), Row(1, 0, (9, 8, 7), (7,), 0), Row(2, 0, (6, 5), (8,), 1)))
+    decoding = StepPlan((Row(1, 3, (4,), (7,), num_logits=1), Row(2, 2, (3,), (8,), num_logits=1)))
+    clean, runner = load(folder, exact=exact), load(folder, exact=exact)
     assert runner._cache is not None
     for tensor in (*runner._cache.keys, *runner._cache.values):
         tensor[: runner.num_blocks * BLOCK_SIZE] = float("nan")
-    assert runner.run(StepPlan(rows)).tobytes() == expected.tobytes()
+    for plan in (prompts, decoding):
+        expected = clean.run(plan)
+        assert np.isfinite(expected).all()
+        assert runner.run(plan).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from mtplx.batching.state import FinishReason, SchedulerMode
-from mtplx.config import Settings
+from mtplx.config import Settings, read_api_keys
 from mtplx.decode.logprobs import TokenLogprob, TokenLogprobs
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.sampling_params import SamplingParams
@@ -176,9 +176,10 @@ def fake_server(
     write_byte_tokenizer(folder)
     streams = streams or FakeStreams()
     tokenizer = Tokenizer.load(folder)
+    given = Settings(api_key=tuple(SecretStr(key) for key in api_keys), **settings)
     context = ServerContext(
-        settings=Settings(**settings),
-        api_keys=tuple(SecretStr(key) for key in api_keys),
+        settings=given,
+        api_keys=read_api_keys(given),
         streams=streams,  # type: ignore[arg-type]
         tokenizer=tokenizer,
         chat_template=ChatTemplate.load(folder),

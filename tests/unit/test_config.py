@@ -51,6 +51,8 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "runner": plain("runner", "torch", "native"),
     "device": plain("device", "cpu", "auto"),
     "dtype": plain("dtype", "float64", "bfloat16"),
+    "quantization": plain("quantization", "int8", "none"),
+    "kv_cache_dtype": plain("kv_cache_dtype", "float16", "float32"),
     "exact": (Sample(("--no-exact",), "false", "false", False), Sample(("--exact",), "true", "true", True)),
     "threads": plain("threads", 1, 2),
     "host": plain("host", "0.0.0.0", "::1"),
@@ -242,6 +244,19 @@ def test_settings_are_frozen() -> None:
 def test_native_runner_on_a_gpu_is_a_contradiction() -> None:
     assert refusal("--runner", "native", "--device", "cuda:1").parameter == "--runner"
     assert resolve("--runner", "native", "--device", "cpu").runner == "native"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--dtype", "float32", "--runner", "native"),
+        ("--quantization", "int4", "--runner", "torch"),
+        ("--kv-cache-dtype", "float16", "--runner", "torch"),
+    ],
+)
+def test_a_number_format_of_the_other_runner_is_a_contradiction(flags: tuple[str, ...]) -> None:
+    assert refusal(*flags).parameter == flags[0]
+    assert resolve(*flags[:2])
 
 
 def test_keys_of_the_file_follow_those_of_the_flags(tmp_path: Path) -> None:

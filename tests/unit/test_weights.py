@@ -18,7 +18,7 @@ from mtplx.model.checkpoint import check_checkpoint, count_parameters, weight_ty
 from mtplx.model.convert import convert_gguf
 from mtplx.model.download import Transports
 from mtplx.model.inventory import cached_models
-from mtplx.model.weights import resolve_model
+from mtplx.model.weights import resolve_model, with_safetensors
 from tests.fake_hub import COMMIT, fake_hub
 from tests.gguf_files import tiny_model, write_gguf
 
@@ -59,6 +59,19 @@ def test_gguf_file_is_converted_and_remembered(tmp_path: Path, cache: Path) -> N
     assert (model.name, model.gguf_path) == ("my model", path)
     assert model.path.parent == cache / "converted"
     check_checkpoint(model.path)
+
+
+def test_weights_of_a_gguf_file_are_made_when_they_are_wanted(tmp_path: Path) -> None:
+    """And asking for less later doesn't take them away."""
+    path = write_gguf(tmp_path / "my-model.gguf")
+    light = resolve_model(str(path), with_weights=False)
+    assert {file.name for file in light.path.iterdir()} >= {"config.json", "tokenizer.json", "generation_config.json"}
+    assert not list(light.path.glob("*.safetensors"))
+    whole = with_safetensors(light)
+    assert whole == light
+    check_checkpoint(whole.path)
+    assert resolve_model(str(path), with_weights=False) == light
+    check_checkpoint(light.path)
 
 
 @pytest.mark.parametrize("name", ["./none", "none/of/these", "~/none-of-these", f"{os.sep}none"])

@@ -56,8 +56,8 @@ def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str | None)
 def resolve_threads(threads: int | None, *, exact: bool) -> int:
     """Returns the number of CPU threads; default the physical cores, in exact mode the power of two below, at most 16.
 
-    A tile of 16 rows splits evenly over a power of two. Over three threads the cut goes through a row, whose last
-    elements then take the scalar code path of an element-wise operation, with other bits than the vector path.
+    A tile of 16 rows splits evenly over a power of two. Over three threads the cut goes through a row, and the elements
+    before it take the scalar code path of an element-wise operation, with other bits than the vector path.
     """
     if threads is not None:
         return threads

@@ -49,8 +49,8 @@ class GroupAttention:
         for group in self._groups[window]:
             runs = group.num_runs
             query_BTHD = query_NHD.index_select(0, group.places).view(runs, -1, num_heads, key_width)
-            keys_BLKD = keys.index_select(0, group.slots).view(runs, -1, num_kv_heads, key_width)
-            values_BLKD = values.index_select(0, group.slots).view(runs, -1, num_kv_heads, value_width)
+            keys_BLKD = _gather(keys, group.slots).view(runs, -1, num_kv_heads, key_width)
+            values_BLKD = _gather(values, group.slots).view(runs, -1, num_kv_heads, value_width)
             out_BTHD = _attend(query_BTHD, keys_BLKD, values_BLKD, group.mask, scale)
             out_NHD.index_copy_(0, group.places, out_BTHD.flatten(0, 1))
         return out_NHD
@@ -106,6 +106,11 @@ def _mask(
     if window is not None:
         mask_BTL &= keys_B1L > queries_BT1 - window
     return mask_BTL[:, None]
+
+
+def _gather(slots_SKD: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Copies slots out in order; as rows of a matrix, for which the copy is nearly twice as fast."""
+    return slots_SKD.flatten(1).index_select(0, slots)
 
 
 def _attend(

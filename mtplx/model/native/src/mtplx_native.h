@@ -69,6 +69,7 @@ MTPLX_API int32_t mtplx_abi_version(void);
 MTPLX_API int32_t mtplx_layout_version(void);
 MTPLX_API const char *mtplx_build_name(void);       // portable, avx2, avx512, neon
 MTPLX_API const char *mtplx_source_hash(void);      // of the sources it was built from, as the builder gave it
+MTPLX_API int32_t mtplx_machine_runs(const char *build_name);  // 1 if processor and system run that build
 MTPLX_API const char *mtplx_message(int32_t status);
 
 // ---- Packed weights ------------------------------------------------------------------------------------------------

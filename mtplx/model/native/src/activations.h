@@ -1,0 +1,60 @@
+// Rows of activations, as float32 and rounded to int8 by groups of 32: what linear kernels multiply weights with.
+#pragma once
+
+#include <vector>
+
+#include "simd.h"
+
+namespace mtplx {
+
+constexpr int TILE = 16;  // rows whose activations lie together
+
+// Rows of `size` inputs, G = size / 32 groups. Floats lie row by row; what is rounded lies by tiles of 16 rows and, in a
+// tile, by groups, so that a kernel finds all rows of a group at fixed distances from one address:
+//
+//     floats        [N][size]
+//     bytes         [N / 16][G][16][32]   round(x / scale), in -127 .. 127
+//     wide          [N / 16][G][16][32]   the same as int16 in simd.h's order, where the build needs it
+//     scales        [N / 16][G][16]       largest |x| of the group / 127
+//     scaled_sums   [N / 16][G][16]       scale * (sum of bytes), for weights with a minimum
+//     corrections   [N / 16][G][16]       -128 * (sum of bytes), for weights stored unsigned
+class Activations {
+public:
+    explicit Activations(int size) : size_(size) {}
+
+    // Makes room for `num_rows`; what was there is lost.
+    void resize(int num_rows);
+
+    // Rounds groups [begin, end) of a row from its floats.
+    void quantize(int row, int begin, int end);
+    void quantize(int row) { quantize(row, 0, num_groups()); }
+
+    int size() const { return size_; }
+    int num_groups() const { return size_ / GROUP; }
+
+    float *floats(int row) { return floats_.data() + size_t(row) * size_; }
+    const float *floats(int row) const { return floats_.data() + size_t(row) * size_; }
+
+    // Of a row's first group; the next group's lie TILE * 32 elements, or TILE scales, further on.
+    const int8_t *bytes(int row) const { return bytes_.data() + place(row, 0) * GROUP; }
+    const int16_t *wide(int row) const { return WIDE_ACTIVATIONS ? wide_.data() + place(row, 0) * GROUP : nullptr; }
+    const float *scales(int row) const { return scales_.data() + place(row, 0); }
+    const float *scaled_sums(int row) const { return scaled_sums_.data() + place(row, 0); }
+    const int32_t *corrections(int row) const { return corrections_.data() + place(row, 0); }
+
+private:
+    size_t place(int row, int group) const {
+        return (size_t(row / TILE) * num_groups() + group) * TILE + row % TILE;
+    }
+
+    int size_;
+    std::vector<float> floats_, scales_, scaled_sums_;
+    std::vector<int8_t> bytes_;
+    std::vector<int16_t> wide_;
+    std::vector<int32_t> corrections_;
+};
+
+// y = x / sqrt(mean(x^2) + eps) * weight over `size` elements, a multiple of 16; y may be x.
+void rms_norm(const float *x, const float *weight, float eps, int size, float *y);
+
+}  // namespace mtplx

@@ -1,0 +1,295 @@
+// A stack of decoder layers: one call computes a step. Each phase below shares its work among the threads and ends when all
+// are done; a phase's pieces write apart from each other, so their order doesn't matter.
+//
+//     rows        embed
+//     each layer  normalize | q, k, v by head, cache | attend | combine | o, add | normalize | gate, up, silu | down, add
+//     wanted rows normalize | output head
+#include <algorithm>
+#include <cmath>
+#include <new>
+
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+
+namespace mtplx {
+
+namespace {
+
+typedef float HeadRow[MAX_HEAD_DIM];
+
+bool fits(const mtplx_weight &weight, int32_t rows, int32_t cols) {
+    return weight.data && weight.num_rows == rows && weight.num_cols == cols;
+}
+
+bool layer_fits(const mtplx_config &c, const mtplx_layer &layer) {
+    const int32_t queries = c.num_heads * c.head_dim, keys = c.num_kv_heads * c.head_dim;
+    return fits(layer.q, queries, c.hidden) && fits(layer.k, keys, c.hidden) && fits(layer.v, keys, c.hidden) &&
+           fits(layer.o, c.hidden, queries) && fits(layer.gate, c.intermediate, c.hidden) &&
+           fits(layer.up, c.intermediate, c.hidden) && fits(layer.down, c.hidden, c.intermediate) &&
+           layer.attention_norm && layer.mlp_norm;
+}
+
+bool sizes_fit(const mtplx_config &c) {
+    return c.num_layers > 0 && c.hidden > 0 && c.hidden % GROUP == 0 && c.intermediate > 0 && c.intermediate % GROUP == 0 &&
+           c.num_kv_heads > 0 && c.num_heads > 0 && c.num_heads % c.num_kv_heads == 0 && c.head_dim > 0 &&
+           c.head_dim % PANEL == 0 && c.head_dim <= MAX_HEAD_DIM && c.num_heads * c.head_dim % GROUP == 0 &&
+           c.num_cache_blocks > 0 && c.num_positions > 0 && c.window >= 0 && c.layers && c.final_norm && c.rope_cos &&
+           c.rope_sin && c.keys && c.values && (c.cache_dtype == MTPLX_CACHE_F32 || c.cache_dtype == MTPLX_CACHE_F16);
+}
+
+int32_t check_config(const mtplx_config &c) {
+    if (!sizes_fit(c)) return MTPLX_BAD_SHAPE;
+    if (c.embedding.data && c.embedding.num_cols != c.hidden) return MTPLX_BAD_SHAPE;
+    if (c.head.data && !fits(c.head, c.vocab, c.hidden)) return MTPLX_BAD_SHAPE;
+    for (int32_t i = 0; i < c.num_layers; i++) {
+        const mtplx_layer &l = c.layers[i];
+        if (!layer_fits(c, l)) return MTPLX_BAD_SHAPE;
+        for (const mtplx_weight &w : {l.q, l.k, l.v, l.o, l.gate, l.up, l.down})
+            if (!is_packable(w.format, w.num_rows, w.num_cols)) return MTPLX_BAD_FORMAT;
+    }
+    for (const mtplx_weight &w : {c.embedding, c.head})
+        if (w.data && !is_packable(w.format, w.num_rows, w.num_cols)) return MTPLX_BAD_FORMAT;
+    return MTPLX_OK;
+}
+
+// x[i] and x[i + size / 2] are turned by the angle whose cosine and sine are given.
+void rotate(float *x, int size, const float *cosines, const float *sines) {
+    const int half = size / 2;
+    for (int i = 0; i < half; i++) {
+        const float a = x[i], b = x[i + half];
+        x[i] = a * cosines[i] - b * sines[i];
+        x[i + half] = b * cosines[i] + a * sines[i];
+    }
+}
+
+}  // namespace
+
+class Model {
+public:
+    Model(const mtplx_config &config, Pool &pool)
+        : config_(config), layers_(config.layers, config.layers + config.num_layers), pool_(pool), normed_(config.hidden),
+          attended_(config.num_heads * config.head_dim), gated_(config.intermediate), final_(config.hidden),
+          scale_(config.attention_scale ? config.attention_scale : 1.0f / std::sqrt(static_cast<float>(config.head_dim))) {}
+
+    int32_t step(const mtplx_step &step) {
+        const int32_t status = check(step);
+        if (status != MTPLX_OK || step.rows.num_tokens == 0) return status;
+        reserve(step);
+        pool_.run([&](Team &team) { run(team, step); });
+        return MTPLX_OK;
+    }
+
+private:
+    int32_t check(const mtplx_step &step) const {
+        const int32_t status = check_rows(step.rows, config_.num_cache_blocks);
+        if (status != MTPLX_OK) return status;
+        for (int32_t row = 0; row < step.rows.num_tokens; row++) {
+            if (step.rows.positions[row] >= config_.num_positions) return MTPLX_BAD_POSITION;
+            if (step.inputs) continue;
+            if (!config_.embedding.data || !step.token_ids) return MTPLX_BAD_TOKEN;
+            if (step.token_ids[row] < 0 || step.token_ids[row] >= config_.embedding.num_rows) return MTPLX_BAD_TOKEN;
+        }
+        if (step.num_wanted < 0 || (step.num_wanted && !(step.logits && config_.head.data))) return MTPLX_BAD_WANTED;
+        for (int32_t i = 0; i < step.num_wanted; i++)
+            if (step.wanted[i] < 0 || step.wanted[i] >= step.rows.num_tokens) return MTPLX_BAD_WANTED;
+        return MTPLX_OK;
+    }
+
+    // Takes all memory that the step needs, so that nothing can fail once it has begun to write.
+    void reserve(const mtplx_step &step) {
+        const int32_t rows = step.rows.num_tokens;
+        num_rows_ = rows;
+        normed_.resize(rows);
+        attended_.resize(rows);
+        gated_.resize(rows);
+        final_.resize(step.num_wanted);
+        stream_.resize(std::max(stream_.size(), size_t(rows) * config_.hidden));
+        queries_.resize(std::max(queries_.size(), size_t(rows) * attended_.size()));
+        attention_.plan(step.rows, config_.num_heads, config_.num_kv_heads, config_.head_dim, config_.window);
+    }
+
+    void run(Team &team, const mtplx_step &step) {
+        team.share(num_rows_, 1, [&](int row) { embed(step, row); });
+        for (int i = 0; i < config_.num_layers; i++) run_layer(team, step.rows, layers_[i], cache_of(i));
+        if (step.hidden)
+            team.share(num_rows_, 1, [&](int row) {
+                rms_norm(stream(row), config_.final_norm, config_.norm_eps, config_.hidden,
+                         step.hidden + size_t(row) * config_.hidden);
+            });
+        if (!step.num_wanted) return;
+        team.share(step.num_wanted, 1, [&](int i) {
+            rms_norm(stream(step.wanted[i]), config_.final_norm, config_.norm_eps, config_.hidden, final_.floats(i));
+            if (!is_float(config_.head.format)) final_.quantize(i);
+        });
+        multiply(team, config_.head, final_, step.num_wanted, [&](int row, int begin, int width, const float *values) {
+            std::memcpy(step.logits + size_t(row) * config_.vocab + begin, values, width * sizeof(float));
+        });
+    }
+
+    void run_layer(Team &team, const mtplx_rows &rows, const mtplx_layer &layer, const mtplx_cache &cache) {
+        normalize(team, layer.attention_norm, {&layer.q, &layer.k, &layer.v});
+        team.share(config_.num_heads + 2 * config_.num_kv_heads, 1, [&](int i) { project_head(rows, layer, cache, i); });
+        const int tasks = attention_.num_tasks();
+        team.share(tasks, 1, [&](int task) { attention_.run_task(task, cache, queries_.data()); });
+        combine(team, !is_float(layer.o.format));
+        add_product(team, layer.o, attended_);
+        normalize(team, layer.mlp_norm, {&layer.gate, &layer.up});
+        const int groups = gated_.num_groups();
+        team.share(groups, team.grain(groups), [&](int group) { gate(layer, group); });
+        add_product(team, layer.down, gated_);
+    }
+
+    void embed(const mtplx_step &step, int row) {
+        if (step.inputs)
+            std::memcpy(stream(row), step.inputs + size_t(row) * config_.hidden, config_.hidden * sizeof(float));
+        else
+            unpack_row(config_.embedding, step.token_ids[row], stream(row));
+    }
+
+    void normalize(Team &team, const float *weight, std::initializer_list<const mtplx_weight *> readers) {
+        const bool round = std::any_of(readers.begin(), readers.end(), [](auto *reader) { return !is_float(reader->format); });
+        team.share(num_rows_, 1, [&](int row) {
+            rms_norm(stream(row), weight, config_.norm_eps, config_.hidden, normed_.floats(row));
+            if (round) normed_.quantize(row);
+        });
+    }
+
+    // One head of q, k or v for all rows: projected, finished, and put where attention reads it.
+    void project_head(const mtplx_rows &rows, const mtplx_layer &layer, const mtplx_cache &cache, int index) {
+        const int num_heads = config_.num_heads, num_kv_heads = config_.num_kv_heads;
+        if (index < num_heads)
+            return for_head_rows(layer.q, layer.q_bias, index, [&](int row, float *query) {
+                finish_head(rows, layer.q_norm, row, query);
+                float *to = queries_.data() + (size_t(row) * num_heads + index) * config_.head_dim;
+                for (int d = 0; d < config_.head_dim; d++) to[d] = query[d] * scale_;
+            });
+        index -= num_heads;
+        if (index < num_kv_heads)
+            return for_head_rows(layer.k, layer.k_bias, index, [&](int row, float *key) {
+                finish_head(rows, layer.k_norm, row, key);
+                write_key(cache, block_of(rows, row), rows.positions[row] % BLOCK, index, key);
+            });
+        index -= num_kv_heads;
+        for_head_rows(layer.v, layer.v_bias, index, [&](int row, float *value) {
+            write_value(cache, block_of(rows, row), rows.positions[row] % BLOCK, index, value);
+        });
+    }
+
+    template <class Body>
+    void for_head_rows(const mtplx_weight &weight, const float *bias, int head, const Body &body) {
+        const int size = config_.head_dim, first_panel = head * size / PANEL, panels = size / PANEL;
+        for_tiles(num_rows_, [&](int first, int count) {
+            HeadRow heads[TILE];
+            for (int panel = 0; panel < panels; panel += 2) {
+                PairOutput out[TILE];
+                const int num_panels = std::min(2, panels - panel);
+                multiply_panels(weight, first_panel + panel, num_panels, normed_, first, count, out);
+                for (int i = 0; i < count; i++)
+                    std::memcpy(heads[i] + panel * PANEL, out[i], num_panels * PANEL * sizeof(float));
+            }
+            for (int i = 0; i < count; i++) {
+                if (bias)
+                    for (int d = 0; d < size; d++) heads[i][d] += bias[head * size + d];
+                body(first + i, heads[i]);
+            }
+        });
+    }
+
+    void finish_head(const mtplx_rows &rows, const float *norm, int row, float *head) const {
+        if (norm) rms_norm(head, norm, config_.norm_eps, config_.head_dim, head);
+        const size_t angles = size_t(rows.positions[row]) * (config_.head_dim / 2);
+        rotate(head, config_.head_dim, config_.rope_cos + angles, config_.rope_sin + angles);
+    }
+
+    // Shared out by heads, as many together as fill whole groups.
+    void combine(Team &team, bool round) {
+        const int together = config_.head_dim % GROUP ? 2 : 1, units = config_.num_heads / together;
+        const int groups = together * config_.head_dim / GROUP;
+        team.share(num_rows_ * units, team.grain(num_rows_ * units), [&](int index) {
+            const int row = index / units, unit = index % units;
+            for (int head = unit * together; head < (unit + 1) * together; head++)
+                attention_.combine(row, head, attended_.floats(row) + head * config_.head_dim);
+            if (round) attended_.quantize(row, unit * groups, (unit + 1) * groups);
+        });
+    }
+
+    // 32 elements of silu(gate) * up for all rows.
+    void gate(const mtplx_layer &layer, int group) {
+        for_tiles(num_rows_, [&](int first, int count) {
+            PairOutput gates[TILE], ups[TILE];
+            multiply_panels(layer.gate, group * 2, 2, normed_, first, count, gates);
+            multiply_panels(layer.up, group * 2, 2, normed_, first, count, ups);
+            for (int i = 0; i < count; i++) {
+                float *to = gated_.floats(first + i) + group * GROUP;
+                for (int d = 0; d < GROUP; d += LANES) {
+                    const Floats x = load(gates[i] + d);
+                    store(to + d, x / (exponential(-x) + splat(1.0f)) * load(ups[i] + d));
+                }
+                if (!is_float(layer.down.format)) gated_.quantize(first + i, group, group + 1);
+            }
+        });
+    }
+
+    void add_product(Team &team, const mtplx_weight &weight, const Activations &input) {
+        multiply(team, weight, input, num_rows_, [&](int row, int begin, int width, const float *values) {
+            float *to = stream(row) + begin;
+            for (int d = 0; d < width; d++) to[d] += values[d];
+        });
+    }
+
+    // Calls take(row, begin, width, values) with outputs begin .. begin + width - 1 of every row.
+    template <class Take>
+    void multiply(Team &team, const mtplx_weight &weight, const Activations &input, int num_rows, const Take &take) {
+        const int pairs = (num_panels(weight) + 1) / 2;
+        team.share(pairs, team.grain(pairs), [&](int pair) {
+            const int begin = pair * 2 * PANEL, width = std::min(weight.num_rows - begin, 2 * PANEL);
+            for_tiles(num_rows, [&](int first, int count) {
+                PairOutput out[TILE];
+                multiply_panels(weight, pair * 2, (width + PANEL - 1) / PANEL, input, first, count, out);
+                for (int i = 0; i < count; i++) take(first + i, begin, width, out[i]);
+            });
+        });
+    }
+
+    mtplx_cache cache_of(int layer) const {
+        const size_t elements = size_t(config_.num_cache_blocks) * config_.num_kv_heads * config_.head_dim * BLOCK;
+        const size_t bytes = elements * layer * (config_.cache_dtype == MTPLX_CACHE_F32 ? 4 : 2);
+        return {config_.cache_dtype, config_.num_cache_blocks, config_.num_kv_heads, config_.head_dim,
+                static_cast<char *>(config_.keys) + bytes, static_cast<char *>(config_.values) + bytes};
+    }
+
+    float *stream(int row) { return stream_.data() + size_t(row) * config_.hidden; }
+
+    const mtplx_config config_;
+    const std::vector<mtplx_layer> layers_;
+    Pool &pool_;
+    int num_rows_ = 0;                            // of this step
+    std::vector<float> stream_;                   // [N][hidden], what layers add to
+    std::vector<float> queries_;                  // [N][num_heads][head_dim], scaled
+    Activations normed_, attended_, gated_, final_;  // inputs of qkv and gate/up; of o; of down; of the output head
+    Attention attention_;
+    const float scale_;
+};
+
+}  // namespace mtplx
+
+struct mtplx_model : mtplx::Model {
+    using Model::Model;
+};
+
+extern "C" int32_t mtplx_model_create(const mtplx_config *config, mtplx_pool *pool, mtplx_model **model) try {
+    const int32_t status = mtplx::check_config(*config);
+    if (status == MTPLX_OK) *model = new mtplx_model(*config, *pool);
+    return status;
+} catch (const std::bad_alloc &) {
+    return MTPLX_NO_MEMORY;
+}
+
+extern "C" void mtplx_model_destroy(mtplx_model *model) { delete model; }
+
+extern "C" int32_t mtplx_model_step(mtplx_model *model, const mtplx_step *step) try {
+    return model->step(*step);
+} catch (const std::bad_alloc &) {
+    return MTPLX_NO_MEMORY;
+}
