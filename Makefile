@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 DEFAULT_MODEL := smollm2-135m-instruct
+KERNELS := setup.py $(wildcard mtplx/model/native/src/*)
 # More flags for the server, such as: make serve SERVE_ARGS="--scheduler-mode serial --port 8001"
 SERVE_ARGS ?=
 # More arguments for pytest, such as: make test TEST_ARGS="tests/unit -x"
@@ -39,12 +40,12 @@ model: $(VENV)/installed
 clean:
 	rm -rf $(VENV)
 
-$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/installed: pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
 	$(PIP_INSTALL) --editable .
 	@touch $@
 
 # The developer's environment holds the user's: its stamp stands for both.
-$(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/installed-dev: pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
 	$(PIP_INSTALL) --editable ".[dev]"
 	@touch $(VENV)/installed $@
 

@@ -1,15 +1,18 @@
-"""Measures the engine: tokens a second and time to first token by concurrency, native beside torch and transformers.
+"""Measures the engine: tokens a second and time to first token by concurrency, beside transformers and llama.cpp.
 
 Every request has a prompt of --prompt tokens and --new new ones; all of a width start together, prompts differ. The
 ways take turns within one run, so that a busy machine hurts them alike; medians are shown with their spread.
 
 Run: python -m benchmarks.decode --ways native torch generate --repeats 5
+With a built llama.cpp: --llama-bench build/bin/llama-batched-bench --llama-models a-Q4_0.gguf a-Q4_1.gguf
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from benchmarks.report import median_and_spread, publish
 from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.state import SchedulerMode, StopRules
 from mtplx.model.cache import blocks_for_tokens
+from mtplx.model.machine import physical_cores
 from mtplx.model.runner import Runner
 from mtplx.model.weights import ModelFolder, resolve_model, with_safetensors
 from mtplx.sampling_params import SamplingParams
@@ -122,6 +126,28 @@ def generate_way(model: ModelFolder, options: argparse.Namespace, num_tokens: in
     return measure
 
 
+def llama_way(bench: Path, gguf: Path, threads: int) -> Way:
+    """llama.cpp's own llama-batched-bench on a GGUF: prompts of its own, of one length, all in one batch."""
+
+    def measure(prompts: Prompts, num_new: int) -> Sample:
+        width, prompt_len = len(prompts), len(prompts[0])
+        flags = {
+            "-m": gguf,
+            "-c": 16 * blocks_for_tokens(width * (prompt_len + num_new)) + 256,
+            "-npp": prompt_len,
+            "-ntg": num_new,
+            "-npl": width,
+            "-t": threads,
+            "--output-format": "jsonl",
+        }
+        command = [str(bench), *(str(word) for pair in flags.items() for word in pair)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        row = json.loads(done.stdout.strip().splitlines()[-1])
+        return Sample(row["t_pp"], row["speed_tg"], row["t"])
+
+    return measure
+
+
 WAYS: Mapping[str, Callable[[ModelFolder, argparse.Namespace, int], Way]] = {
     "native": native_way,
     "torch": torch_way,
@@ -155,11 +181,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="rounds; in each every way runs once")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--quantization", default="auto")
+    parser.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-batched-bench")
+    parser.add_argument("--llama-models", nargs="*", type=Path, default=[], help="GGUF files for it, each a way")
     parser.add_argument("--output", type=Path, help="where the JSON goes; default: the results folder")
     options = parser.parse_args()
     model = resolve_model(options.model, with_weights=False)
     num_tokens = max(options.widths) * 16 * blocks_for_tokens(options.prompt + options.new)
     ways = {name: WAYS[name](model, options, num_tokens) for name in options.ways}
+    threads = options.threads or physical_cores()
+    ways |= {f"llama.cpp {gguf.stem}": llama_way(options.llama_bench, gguf, threads) for gguf in options.llama_models}
     ids = np.random.default_rng(0).integers(100, 1000, (max(options.widths), options.prompt)).tolist()
     rows = []
     for width in options.widths:

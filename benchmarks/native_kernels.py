@@ -20,7 +20,8 @@ import numpy as np
 
 from benchmarks.report import publish
 from mtplx.model.machine import physical_cores
-from mtplx.model.native.library import Floats, NativeLibrary, Pool, load_library
+from mtplx.model.native.binding import Floats, NativeLibrary, Pool
+from mtplx.model.native.library import load_library
 from mtplx.model.native.operations import (
     FlatRows,
     LayerCache,

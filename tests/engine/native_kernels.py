@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx.model.cache import BLOCK_SIZE
+from mtplx.model.native.binding import Bytes, Floats, NativeLibrary, NativeUnavailableError
 from mtplx.model.native.builds import builds_here
-from mtplx.model.native.library import Bytes, Floats, NativeLibrary, NativeUnavailableError, load_library
+from mtplx.model.native.library import load_library
 from mtplx.model.native.operations import FlatRows
 
 Doubles = npt.NDArray[np.float64]

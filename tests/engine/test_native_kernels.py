@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtplx.errors import MtplxError
+from mtplx.model.native.binding import NativeCallError, NativeLibrary, Pool, open_build
 from mtplx.model.native.builds import LIBRARIES, builds_here, find_compiler, source_hash
-from mtplx.model.native.library import NativeCallError, NativeLibrary, Pool, open_build
 from mtplx.model.native.operations import (
     FlatRows,
     attention,
@@ -237,8 +238,6 @@ def test_indices_out_of_range_are_refused(library: NativeLibrary, pools: tuple[P
 
 
 def test_a_pool_needs_a_thread(library: NativeLibrary) -> None:
-    from mtplx.errors import MtplxError
-
     with pytest.raises(MtplxError, match="threads"):
         library.open_pool(0)
 

@@ -10,15 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx.model.cache import BLOCK_SIZE
-from mtplx.model.native.library import (
+from mtplx.model.native.abi import Cache, Rows, Weight
+from mtplx.model.native.binding import (
     Bytes,
-    Cache,
     Floats,
     Ints,
     NativeLibrary,
     Pool,
-    Rows,
-    Weight,
     address,
 )
 

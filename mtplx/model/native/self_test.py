@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mtplx.model.native.library import Floats, NativeLibrary
+from mtplx.model.native.binding import Floats, NativeLibrary
 from mtplx.model.native.operations import (
     FlatRows,
     attention,

@@ -6,8 +6,8 @@ namespace mtplx {
 
 namespace {
 
-// Returns the largest magnitude of a group, NaN if there is a NaN. Magnitudes are compared by their bits: the same order, with NaN
-// on top.
+// Returns the largest magnitude of a group, NaN if there is a NaN. Magnitudes are compared by their bits: the same
+// order, with NaN on top.
 float largest_magnitude(const float *x) {
     Ints largest = {};
     for (int i = 0; i < GROUP; i += LANES) largest = larger_int(largest, (Ints)load(x + i) & 0x7fffffff);

@@ -9,8 +9,8 @@ namespace mtplx {
 
 constexpr int TILE = 16;  // rows whose activations lie together
 
-// Rows of `size` inputs, G = size / 32 groups. Floats lie row by row; what is rounded lies by tiles of 16 rows and, in a
-// tile, by groups, so that a kernel finds all rows of a group at fixed distances from one address:
+// Rows of `size` inputs, G = size / 32 groups. Floats lie row by row; what is rounded lies by tiles of 16 rows and, in
+// a tile, by groups, so that a kernel finds all rows of a group at fixed distances from one address:
 //
 //     floats        [N][size]
 //     bytes         [N / 16][G][16][32]   round(x / scale), in -127 .. 127

@@ -11,7 +11,7 @@ constexpr int TILE_QUERIES = LANES == 16 ? 4 : LANES == 8 ? 3 : 2;
 constexpr int BLOCKS_AT_ONCE = LANES == 16 ? 4 : 2;  // so that sums needn't wait for each other
 constexpr int VALUE_VECTORS = 4;
 constexpr int QUERY_BATCH = 48;
-constexpr int AHEAD = 4;  // blocks between what is being read and what is fetched; they lie apart, so only we know where
+constexpr int AHEAD = 4;  // blocks between what is read and what is fetched: only we know where the next one lies
 
 // One query's view of a segment: its keys are begin .. end - 1, counted from the segment's start.
 struct Query {
@@ -36,7 +36,8 @@ void score(const Blocks<Element> &blocks, int begin, int end, int head_dim, cons
         const Element *keys[BLOCKS_AT_ONCE], *later[BLOCKS_AT_ONCE];
         for (int b = 0; b < BLOCKS_AT_ONCE; b++) {
             keys[b] = blocks.keys[std::min(first + b, end - 1)];  // the last one again, when there are no more
-            later[b] = first + b + AHEAD < end ? blocks.keys[first + b + AHEAD] : blocks.values[std::min(first + b, end - 1) % AHEAD];
+            const bool has_more = first + b + AHEAD < end;
+            later[b] = has_more ? blocks.keys[first + b + AHEAD] : blocks.values[std::min(first + b, end - 1) % AHEAD];
         }
         Floats sums[T][BLOCKS_AT_ONCE * PARTS];
 #pragma GCC unroll 4
@@ -110,7 +111,8 @@ void add_values(const Blocks<Element> &blocks, int begin, int end, int d, int he
 }
 
 template <class Element, int T>
-void weigh(const Blocks<Element> &blocks, int begin, int end, int head_dim, const Query *queries, const Scores *weights) {
+void weigh(const Blocks<Element> &blocks, int begin, int end, int head_dim, const Query *queries,
+           const Scores *weights) {
     if (begin >= end) return;
     int d = 0;
     for (; d + VALUE_VECTORS * LANES <= head_dim; d += VALUE_VECTORS * LANES)
@@ -133,13 +135,16 @@ void attend(const Blocks<Element> &blocks, int head_dim, const Query *queries) {
     common_end = std::max(common_begin, common_end);
     score<Element, T>(blocks, begin / BLOCK, (end + BLOCK - 1) / BLOCK, head_dim, queries, scores);
     for (int t = 0; t < T; t++) {
+        const int first_common = std::min(common_begin, queries[t].end);
         soften(queries[t], head_dim, scores[t]);
         std::fill(queries[t].partial, queries[t].partial + head_dim, 0.0f);
-        weigh<Element, 1>(blocks, queries[t].begin, std::min(common_begin, queries[t].end), head_dim, queries + t, scores + t);
+        weigh<Element, 1>(blocks, queries[t].begin, first_common, head_dim, queries + t, scores + t);
     }
     weigh<Element, T>(blocks, common_begin, common_end, head_dim, queries, scores);
-    for (int t = 0; t < T; t++)
-        weigh<Element, 1>(blocks, std::max(common_end, queries[t].begin), queries[t].end, head_dim, queries + t, scores + t);
+    for (int t = 0; t < T; t++) {
+        const int after_common = std::max(common_end, queries[t].begin);
+        weigh<Element, 1>(blocks, after_common, queries[t].end, head_dim, queries + t, scores + t);
+    }
 }
 
 template <class Element>
@@ -209,7 +214,8 @@ void Attention::plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, in
     for (int row = 0; row < rows.num_tokens;) {
         const int first_row = row;
         int first_segment = first_key(row) / SEGMENT, last_segment = 0;
-        for (; row < rows.num_tokens && row - first_row < MAX_RUN && rows.sequence_of[row] == rows.sequence_of[first_row]; row++) {
+        const int most = std::min(first_row + MAX_RUN, rows.num_tokens);
+        for (; row < most && rows.sequence_of[row] == rows.sequence_of[first_row]; row++) {
             const int first = first_key(row) / SEGMENT, last = rows.positions[row] / SEGMENT;
             segments_a_row_ = std::max(segments_a_row_, last - first + 1);
             first_segment = std::min(first_segment, first);
@@ -269,7 +275,8 @@ void Attention::run_segment(const Task &task, int kv_head, const mtplx_cache &ca
     Query batch[QUERY_BATCH];
     int count = 0;
     for (int row = task.first_row; row < end_row; row++) {
-        const int begin = std::max(first_key(row) - start, 0), end = std::min(rows_->positions[row] + 1 - start, SEGMENT);
+        const int begin = std::max(first_key(row) - start, 0);
+        const int end = std::min(rows_->positions[row] + 1 - start, SEGMENT);
         if (begin >= end) continue;
         const int heads = num_heads_ / num_kv_heads_;
         for (int head = kv_head * heads; head < (kv_head + 1) * heads; head++) {

@@ -1,17 +1,18 @@
 // Attention over a paged cache, in pieces that never depend on how a step was put together.
 //
-// A query's keys are cut into segments of 256 positions, at multiples of 256 from position 0. Each segment gives a partial result
-// (largest score, sum of exponentials, weighted values), and a query's partial results are combined from its first
-// segment to its last. Within a segment keys are added in order of position. So neither chunks of a prompt, threads nor the other
-// rows of a step show in a result; and threads share the segments of one long sequence.
+// A query's keys are cut into segments of 256 positions, at multiples of 256 from position 0. Each segment gives a
+// partial result (largest score, sum of exponentials, weighted values), and a query's partial results are combined from
+// its first segment to its last. Within a segment keys are added in order of position. So neither chunks of a prompt,
+// threads nor the other rows of a step show in a result; and threads share the segments of one long sequence.
 //
 //     positions       0 ..... 255 | 256 ..... 511 | 512 .. 600
 //     query at 600    partial 0   | partial 1     | partial 2       combined in this order
 //
-// Rows of one sequence that follow each other form runs; a run's queries, times the query heads of a key head, go through a
-// segment in tiles that read its keys together.
+// Rows of one sequence that follow each other form runs; a run's queries, times the query heads of a key head, go
+// through a segment in tiles that read its keys together.
 #pragma once
 
+#include <cmath>
 #include <vector>
 
 #include "simd.h"
@@ -32,6 +33,11 @@ int32_t check_rows(const mtplx_rows &rows, int32_t num_blocks);
 // Puts a token's key or value of one head, [head_dim] floats, in its place.
 void write_key(const mtplx_cache &cache, int block, int place, int head, const float *key);
 void write_value(const mtplx_cache &cache, int block, int place, int head, const float *value);
+
+// What scores are multiplied with: `scale`, or what 0 stands for.
+inline float attention_scale(float scale, int head_dim) {
+    return scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
+}
 
 inline int block_of(const mtplx_rows &rows, int row) {
     return rows.block_ids[rows.block_begin[rows.sequence_of[row]] + rows.positions[row] / BLOCK];

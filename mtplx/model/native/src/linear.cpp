@@ -60,7 +60,8 @@ void multiply_blocks(const uint8_t *panel, int num_cols, const Activations &x, i
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) {
             const Floats d = load_scales(panel, layout.bytes, v);
-            const Floats minimum = FORMAT == MTPLX_Q4_1 ? load_scales(panel + layout.mins, layout.bytes, v) : Floats{};
+            const Floats minimum =
+                FORMAT == MTPLX_Q4_1 ? load_scales(panel + layout.mins, layout.bytes, v) : Floats{};
 #pragma GCC unroll 16
             for (int m = 0; m < M; m++) {
                 totals[m][v] = multiply_add(d * splat(scales[m]), to_floats(sums[m][v]), totals[m][v]);
@@ -101,7 +102,8 @@ void multiply_floats(const uint8_t *panel, int num_cols, const Activations &x, i
 #pragma GCC unroll 16
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-                for (int v = 0; v < V; v++) sums[m][v] = multiply_add(weight[v], splat(inputs[m * size + k]), sums[m][v]);
+                for (int v = 0; v < V; v++)
+                    sums[m][v] = multiply_add(weight[v], splat(inputs[m * size + k]), sums[m][v]);
         }
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++)

@@ -1,11 +1,12 @@
-// A stack of decoder layers: one call computes a step. Each phase below shares its work among the threads and ends when all
-// are done; a phase's pieces write apart from each other, so their order doesn't matter.
+// A stack of decoder layers: one call computes a step. Each phase below shares its work among the threads and ends when
+// all are done; a phase's pieces write apart from each other, so their order doesn't matter.
 //
 //     rows        embed
-//     each layer  normalize | q, k, v by head, cache | attend | combine | o, add | normalize | gate, up, silu | down, add
+//     each layer  normalize | q, k, v by head, cache | attend | combine | o, add
+//                 normalize | gate, up, silu | down, add
 //     wanted rows normalize | output head
 #include <algorithm>
-#include <cmath>
+#include <initializer_list>
 #include <new>
 
 #include "attention.h"
@@ -31,11 +32,15 @@ bool layer_fits(const mtplx_config &c, const mtplx_layer &layer) {
 }
 
 bool sizes_fit(const mtplx_config &c) {
-    return c.num_layers > 0 && c.hidden > 0 && c.hidden % GROUP == 0 && c.intermediate > 0 && c.intermediate % GROUP == 0 &&
-           c.num_kv_heads > 0 && c.num_heads > 0 && c.num_heads % c.num_kv_heads == 0 && c.head_dim > 0 &&
-           c.head_dim % PANEL == 0 && c.head_dim <= MAX_HEAD_DIM && c.num_heads * c.head_dim % GROUP == 0 &&
-           c.num_cache_blocks > 0 && c.num_positions > 0 && c.window >= 0 && c.layers && c.final_norm && c.rope_cos &&
-           c.rope_sin && c.keys && c.values && (c.cache_dtype == MTPLX_CACHE_F32 || c.cache_dtype == MTPLX_CACHE_F16);
+    const bool has_layers = c.num_layers > 0 && c.hidden > 0 && c.hidden % GROUP == 0 && c.intermediate > 0 &&
+                            c.intermediate % GROUP == 0 && c.layers && c.final_norm;
+    const bool has_heads = c.num_kv_heads > 0 && c.num_heads > 0 && c.num_heads % c.num_kv_heads == 0 &&
+                           c.head_dim > 0 && c.head_dim % PANEL == 0 && c.head_dim <= MAX_HEAD_DIM &&
+                           c.num_heads * c.head_dim % GROUP == 0 && c.window >= 0;
+    const bool has_positions = c.num_positions > 0 && c.rope_cos && c.rope_sin;
+    const bool has_cache = c.num_cache_blocks > 0 && c.keys && c.values &&
+                           (c.cache_dtype == MTPLX_CACHE_F32 || c.cache_dtype == MTPLX_CACHE_F16);
+    return has_layers && has_heads && has_positions && has_cache;
 }
 
 int32_t check_config(const mtplx_config &c) {
@@ -68,9 +73,14 @@ void rotate(float *x, int size, const float *cosines, const float *sines) {
 class Model {
 public:
     Model(const mtplx_config &config, Pool &pool)
-        : config_(config), layers_(config.layers, config.layers + config.num_layers), pool_(pool), normed_(config.hidden),
-          attended_(config.num_heads * config.head_dim), gated_(config.intermediate), final_(config.hidden),
-          scale_(config.attention_scale ? config.attention_scale : 1.0f / std::sqrt(static_cast<float>(config.head_dim))) {}
+        : config_(config),
+          layers_(config.layers, config.layers + config.num_layers),
+          pool_(pool),
+          normed_(config.hidden),
+          attended_(config.num_heads * config.head_dim),
+          gated_(config.intermediate),
+          final_(config.hidden),
+          scale_(attention_scale(config.attention_scale, config.head_dim)) {}
 
     int32_t step(const mtplx_step &step) {
         const int32_t status = check(step);
@@ -129,7 +139,8 @@ private:
 
     void run_layer(Team &team, const mtplx_rows &rows, const mtplx_layer &layer, const mtplx_cache &cache) {
         normalize(team, layer.attention_norm, {&layer.q, &layer.k, &layer.v});
-        team.share(config_.num_heads + 2 * config_.num_kv_heads, 1, [&](int i) { project_head(rows, layer, cache, i); });
+        const int heads = config_.num_heads + 2 * config_.num_kv_heads;
+        team.share(heads, 1, [&](int head) { project_head(rows, layer, cache, head); });
         const int tasks = attention_.num_tasks();
         team.share(tasks, 1, [&](int task) { attention_.run_task(task, cache, queries_.data()); });
         combine(team, !is_float(layer.o.format));
@@ -148,7 +159,8 @@ private:
     }
 
     void normalize(Team &team, const float *weight, std::initializer_list<const mtplx_weight *> readers) {
-        const bool round = std::any_of(readers.begin(), readers.end(), [](auto *reader) { return !is_float(reader->format); });
+        bool round = false;
+        for (const mtplx_weight *reader : readers) round |= !is_float(reader->format);
         team.share(num_rows_, 1, [&](int row) {
             rms_norm(stream(row), weight, config_.norm_eps, config_.hidden, normed_.floats(row));
             if (round) normed_.quantize(row);

@@ -1,15 +1,15 @@
 // The C interface of the native CPU kernels: packed linear weights, paged attention, one call per decoding step.
 //
 // Plain C types, no exceptions across it, nothing of Python or PyTorch. Every struct is passed by pointer and only has
-// int32, float and pointer members, in an order that leaves no hidden padding. Matrices are row-major; [N][K] means N rows
-// of K contiguous elements. The caller owns every buffer it passes and keeps weights, tables and cache alive as long as
-// the model; the library owns threads and scratch memory.
+// int32, float and pointer members, in an order that leaves no hidden padding. Matrices are row-major; [N][K] means N
+// rows of K contiguous elements. The caller owns every buffer it passes and keeps weights, tables and cache alive as
+// long as the model; the library owns threads and scratch memory.
 //
 // Batch invariance: the bits of an output row depend on its own inputs, the weights and the build, and on nothing else:
 // not on the other rows, their number or order, the thread count, or which cache blocks hold its keys.
 //
-// A worked example, two sequences in one step: sequence 0 decodes token 7 at position 20 (21 keys, 2 blocks), sequence 1
-// prefills three tokens from position 0; logits of the decode token and of the prompt's last token:
+// A worked example, two sequences in one step: sequence 0 decodes token 7 at position 20 (21 keys, 2 blocks), sequence
+// 1 prefills three tokens from position 0; logits of the decode token and of the prompt's last token:
 //
 //     token_ids   = {7, 11, 12, 13}    positions   = {20, 0, 1, 2}     sequence_of = {0, 1, 1, 1}
 //     block_begin = {0, 2, 3}          block_ids   = {5, 0, 9}         wanted      = {0, 3}
@@ -47,9 +47,10 @@ enum mtplx_status {
     MTPLX_NO_MEMORY = 7,
 };
 
-// Formats of weights: the numbers of GGUF's tensor types. num_cols must be a multiple of 32 in all of them (in GGUF blocks
-// it is). Rows of float formats are multiplied with float32 activations. Rows of the block formats are multiplied with
-// activations rounded, per row and group of 32, to int8 with a float32 scale (scale = largest magnitude / 127).
+// Formats of weights: the numbers of GGUF's tensor types. num_cols must be a multiple of 32 in all of them (in GGUF
+// blocks it is). Rows of float formats are multiplied with float32 activations. Rows of the block formats are
+// multiplied with activations rounded, per row and group of 32, to int8 with a float32 scale (scale = largest
+// magnitude / 127).
 enum mtplx_format {
     MTPLX_F32 = 0,
     MTPLX_F16 = 1,
@@ -120,8 +121,8 @@ MTPLX_API int32_t mtplx_rms_norm(mtplx_pool *pool, const float *weight, float ep
 //     keys   [num_blocks][num_kv_heads][head_dim][16]
 //     values [num_blocks][num_kv_heads][16][head_dim]
 //
-// Memory should be zero at first. Token p of a sequence lies in block block_ids[block_begin[sequence] + p / 16], place p % 16.
-// Copying a whole block copies its tokens; no state lies outside the blocks.
+// Memory should be zero at first. Token p of a sequence lies in block block_ids[block_begin[sequence] + p / 16], place
+// p % 16. Copying a whole block copies its tokens; no state lies outside the blocks.
 typedef struct mtplx_cache {
     int32_t dtype;              // mtplx_cache_dtype
     int32_t num_blocks;
@@ -143,19 +144,20 @@ typedef struct mtplx_rows {
 } mtplx_rows;
 
 // Writes keys and values [N][num_kv_heads][head_dim] (already rotated) at the rows' positions.
-MTPLX_API int32_t mtplx_cache_write(mtplx_pool *pool, const mtplx_cache *cache, const mtplx_rows *rows, const float *keys,
-                                    const float *values);
+MTPLX_API int32_t mtplx_cache_write(mtplx_pool *pool, const mtplx_cache *cache, const mtplx_rows *rows,
+                                    const float *keys, const float *values);
 
-// out [N][num_heads][head_dim]: each row attends, with softmax(scale * q . k), to the keys of its own sequence at positions
-// max(0, position - window + 1) .. position, all of 0 .. position when window is 0. Those keys must have been written.
-// Query head h reads key head h / (num_heads / num_kv_heads). scale 0 means 1 / sqrt(head_dim).
+// out [N][num_heads][head_dim]: each row attends, with softmax(scale * q . k), to the keys of its own sequence at
+// positions max(0, position - window + 1) .. position, all of 0 .. position when window is 0. Those keys must have
+// been written. Query head h reads key head h / (num_heads / num_kv_heads). scale 0 means 1 / sqrt(head_dim).
 MTPLX_API int32_t mtplx_attention(mtplx_pool *pool, const mtplx_cache *cache, const mtplx_rows *rows, int32_t num_heads,
                                   int32_t window, float scale, const float *queries, float *out);
 
 // ---- A model -------------------------------------------------------------------------------------------------------
 
-// One decoder layer:   x += o(attention(rope(norm(q)), rope(norm(k)), v))   with q, k, v = W rms_norm(x, attention_norm) + bias
-//                      x += down(silu(gate) * up)                           with gate, up = W rms_norm(x, mlp_norm)
+// One decoder layer:
+//     x += o(attention(rope(norm(q)), rope(norm(k)), v))   with q, k, v = W rms_norm(x, attention_norm) + bias
+//     x += down(silu(gate) * up)                           with gate, up = W rms_norm(x, mlp_norm)
 // Each weight has its own format. Pointers that may be NULL say so.
 typedef struct mtplx_layer {
     mtplx_weight q;                 // [num_heads * head_dim][hidden], rotate-half order
@@ -174,8 +176,9 @@ typedef struct mtplx_layer {
     const float *k_norm;            // [head_dim] or NULL
 } mtplx_layer;
 
-// A stack of layers between an embedding and an output head. A model of one layer with `inputs` in its steps serves as an
-// MTP block. Sizes: hidden, intermediate and num_heads * head_dim are multiples of 32, head_dim of 16 and at most 256.
+// A stack of layers between an embedding and an output head. A model of one layer with `inputs` in its steps serves as
+// an MTP block. Sizes: hidden, intermediate and num_heads * head_dim are multiples of 32, head_dim of 16 and at most
+// 256.
 typedef struct mtplx_config {
     int32_t num_layers;
     int32_t hidden;
@@ -219,8 +222,9 @@ typedef struct mtplx_model mtplx_model;
 MTPLX_API int32_t mtplx_model_create(const mtplx_config *config, mtplx_pool *pool, mtplx_model **model);
 MTPLX_API void mtplx_model_destroy(mtplx_model *model);
 
-// Computes the rows: writes their keys and values into the cache of every layer, then logits and hidden states as asked.
-// A step that returns an error has written nothing. Running the same step again gives the same cache and results.
+// Computes the rows: writes their keys and values into the cache of every layer, then logits and hidden states as
+// asked. A step that returns an error has written nothing. Running the same step again gives the same cache and
+// results.
 MTPLX_API int32_t mtplx_model_step(mtplx_model *model, const mtplx_step *step);
 
 // ---- Measuring -----------------------------------------------------------------------------------------------------

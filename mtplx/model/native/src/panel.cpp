@@ -18,7 +18,8 @@ size_t source_row_bytes(int32_t format, int32_t num_cols) {
 
 // Scatters one row of elements of `size` bytes to place `row` of its panel.
 void pack_elements(const uint8_t *source, size_t size, int32_t num_cols, int row, uint8_t *panel) {
-    for (int32_t k = 0; k < num_cols; k++) std::memcpy(panel + (size_t(k) * PANEL + row) * size, source + k * size, size);
+    for (size_t k = 0; k < size_t(num_cols); k++)
+        std::memcpy(panel + (k * PANEL + row) * size, source + k * size, size);
 }
 
 // Scatters one row of blocks to place `row` of its panel.
@@ -51,7 +52,8 @@ void mtplx::unpack_row(const mtplx_weight &weight, int32_t row, float *out) {
     const PanelLayout layout = panel_layout(weight.format, weight.num_cols);
     const int lane = row % PANEL;
     if (weight.format == MTPLX_F32) {
-        for (int32_t k = 0; k < weight.num_cols; k++) out[k] = reinterpret_cast<const float *>(panel)[size_t(k) * PANEL + lane];
+        const float *floats = reinterpret_cast<const float *>(panel);
+        for (int32_t k = 0; k < weight.num_cols; k++) out[k] = floats[size_t(k) * PANEL + lane];
         return;
     }
     const uint16_t *halves = reinterpret_cast<const uint16_t *>(panel);

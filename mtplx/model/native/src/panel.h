@@ -1,5 +1,5 @@
-// How packed weights lie in memory. A matrix is cut into panels of 16 output rows, the last one filled up with zero rows;
-// a panel is contiguous, and so are the panels. G = num_cols / 32 groups.
+// How packed weights lie in memory. A matrix is cut into panels of 16 output rows, the last one filled up with zero
+// rows; a panel is contiguous, and so are the panels. G = num_cols / 32 groups.
 //
 //     F32, F16     [num_cols][16] elements
 //

@@ -1,5 +1,6 @@
-// A team of threads that runs one job at a time and sleeps in between. Within a job loops are shared out piece by piece,
-// so that a thread that was held up leaves its share to the others; which thread computes a piece never shows in a result.
+// A team of threads that runs one job at a time and sleeps in between. Within a job loops are shared out piece by
+// piece, so that a thread that was held up leaves its share to the others; who computes a piece never shows in a
+// result.
 #pragma once
 
 #include <atomic>
@@ -13,6 +14,42 @@
 
 namespace mtplx {
 
+inline void pause_briefly() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Where threads wait for something to become true: a short while awake, then asleep, so that a processor that others
+// want isn't spun away. Conditions read sequentially consistent atomics, which change before the bell rings.
+class Bell {
+public:
+    template <class Condition>
+    void wait(int spins, const Condition &holds) {
+        for (int i = 0; i < spins; i++) {
+            if (holds()) return;
+            pause_briefly();
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers_++;
+        woken_.wait(lock, holds);
+        sleepers_--;
+    }
+
+    void ring() {
+        if (sleepers_ == 0) return;  // whoever falls asleep after this has seen the change
+        { std::lock_guard<std::mutex> lock(mutex_); }
+        woken_.notify_all();
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable woken_;
+    std::atomic<int> sleepers_{0};
+};
+
 // What a job sees of its team: every thread runs the whole job and meets the others in each loop.
 class Team {
 public:
@@ -20,8 +57,8 @@ public:
 
     int size() const { return size_; }
 
-    // Calls body(i) once for every i below count, in pieces of `grain` on whichever thread is free. Returns when all are
-    // done. Every thread must come here with the same count and grain.
+    // Calls body(i) once for every i below count, in pieces of `grain` on whichever thread is free. Returns when all
+    // are done. Every thread must come here with the same count and grain.
     template <class Body>
     void share(int count, int grain, const Body &body) {
         for (;;) {
@@ -47,6 +84,7 @@ private:
     alignas(64) std::atomic<int> next_{0};
     alignas(64) std::atomic<int> waiting_{0};
     alignas(64) std::atomic<unsigned> round_{0};
+    Bell next_round_;
 };
 
 class Pool {
@@ -56,13 +94,12 @@ public:
     Pool(const Pool &) = delete;
     Pool &operator=(const Pool &) = delete;
 
-    // Runs the job on all threads, the calling one included, and returns when all are through. The job must not throw.
+    // Runs the job on all threads, the calling one included, and returns when all are through. It must not throw.
     void run(const std::function<void(Team &)> &job);
 
 private:
     void work();
     void stop();
-    bool is_news(unsigned seen) const { return stopping_ || generation_ != seen; }
 
     Team team_;
     std::vector<std::thread> threads_;
@@ -70,8 +107,7 @@ private:
     std::atomic<unsigned> generation_{0};               // counts jobs, so that no thread runs one twice
     std::atomic<int> running_{0};                       // threads that have still to leave the job
     std::atomic<bool> stopping_{false};
-    std::mutex mutex_;  // held while generation_ or stopping_ change, so that no thread falls asleep over it
-    std::condition_variable wake_;
+    Bell news_, left_;
 };
 
 }  // namespace mtplx

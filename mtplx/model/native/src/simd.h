@@ -202,8 +202,8 @@ constexpr bool WIDE_ACTIVATIONS = true;  // 8-bit weights are multiplied as int1
 constexpr bool WIDE_ACTIVATIONS = false;
 #endif
 
-// A group's activations: of row m the 32 int8 from bytes + 32 * m on, and for WIDE_ACTIVATIONS the same as int16, every four
-// in the order 0 2 1 3.
+// A group's activations: of row m the 32 int8 from bytes + 32 * m on, and for WIDE_ACTIVATIONS the same as int16, every
+// four in the order 0 2 1 3.
 struct GroupInput {
     const int8_t *bytes;
     const int16_t *wide;

@@ -13,7 +13,8 @@ namespace {
 
 bool cache_fits(const mtplx_cache &cache) {
     return (cache.dtype == MTPLX_CACHE_F32 || cache.dtype == MTPLX_CACHE_F16) && cache.num_blocks > 0 &&
-           cache.num_kv_heads > 0 && cache.head_dim > 0 && cache.head_dim % PANEL == 0 && cache.head_dim <= MAX_HEAD_DIM;
+           cache.num_kv_heads > 0 && cache.head_dim > 0 && cache.head_dim % PANEL == 0 &&
+           cache.head_dim <= MAX_HEAD_DIM;
 }
 
 }  // namespace
@@ -34,8 +35,9 @@ extern "C" int32_t mtplx_machine_runs(const char *build_name) {
 #if defined(__x86_64__)
     if (!std::strcmp(build_name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (!std::strcmp(build_name, "avx512"))
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vnni");
 #endif
     return !std::strcmp(build_name, MTPLX_BUILD);  // the plainest build of its architecture
 }
@@ -54,8 +56,8 @@ extern "C" const char *mtplx_message(int32_t status) {
     }
 }
 
-extern "C" int32_t mtplx_linear(mtplx_pool *pool, const mtplx_weight *weight, const float *bias, const float *x, int32_t m,
-                                float *y) try {
+extern "C" int32_t mtplx_linear(mtplx_pool *pool, const mtplx_weight *weight, const float *bias, const float *x,
+                                int32_t m, float *y) try {
     if (!is_packable(weight->format, weight->num_rows, weight->num_cols)) return MTPLX_BAD_FORMAT;
     Activations input(weight->num_cols);
     input.resize(m);
@@ -84,17 +86,20 @@ extern "C" int32_t mtplx_linear(mtplx_pool *pool, const mtplx_weight *weight, co
     return MTPLX_NO_MEMORY;
 }
 
-extern "C" int32_t mtplx_rms_norm(mtplx_pool *pool, const float *weight, float eps, const float *x, int32_t m, int32_t size,
-                                  float *y) {
+extern "C" int32_t mtplx_rms_norm(mtplx_pool *pool, const float *weight, float eps, const float *x, int32_t m,
+                                  int32_t size, float *y) {
     if (size < PANEL || size % PANEL) return MTPLX_BAD_SHAPE;
     pool->run([&](Team &team) {
-        team.share(m, 1, [&](int row) { rms_norm(x + size_t(row) * size, weight, eps, size, y + size_t(row) * size); });
+        team.share(m, 1, [&](int row) {
+            const size_t at = size_t(row) * size;
+            rms_norm(x + at, weight, eps, size, y + at);
+        });
     });
     return MTPLX_OK;
 }
 
-extern "C" int32_t mtplx_cache_write(mtplx_pool *pool, const mtplx_cache *cache, const mtplx_rows *rows, const float *keys,
-                                     const float *values) {
+extern "C" int32_t mtplx_cache_write(mtplx_pool *pool, const mtplx_cache *cache, const mtplx_rows *rows,
+                                     const float *keys, const float *values) {
     if (!cache_fits(*cache)) return MTPLX_BAD_SHAPE;
     const int32_t status = check_rows(*rows, cache->num_blocks);
     if (status != MTPLX_OK) return status;
@@ -109,13 +114,14 @@ extern "C" int32_t mtplx_cache_write(mtplx_pool *pool, const mtplx_cache *cache,
     return MTPLX_OK;
 }
 
-extern "C" int32_t mtplx_attention(mtplx_pool *pool, const mtplx_cache *cache, const mtplx_rows *rows, int32_t num_heads,
-                                   int32_t window, float scale, const float *queries, float *out) try {
+extern "C" int32_t mtplx_attention(mtplx_pool *pool, const mtplx_cache *cache, const mtplx_rows *rows,
+                                   int32_t num_heads, int32_t window, float scale, const float *queries,
+                                   float *out) try {
     if (!cache_fits(*cache) || num_heads < 1 || num_heads % cache->num_kv_heads || window < 0) return MTPLX_BAD_SHAPE;
     const int32_t status = check_rows(*rows, cache->num_blocks);
     if (status != MTPLX_OK) return status;
     const int size = cache->head_dim, heads = rows->num_tokens * num_heads;
-    const float factor = scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(size));
+    const float factor = attention_scale(scale, size);
     std::vector<float> scaled(queries, queries + size_t(heads) * size);
     for (float &element : scaled) element *= factor;
     Attention attention;
