@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+# On the path as a folder: else a Python started beside the clone takes the clone itself for the package.
+EDITABLE := --config-settings editable_mode=compat --editable
 DEFAULT_MODEL := smollm2-135m-instruct
 KERNELS := setup.py $(wildcard mtplx/model/native/src/*)
 # More flags for the server, such as: make serve SERVE_ARGS="--scheduler-mode serial --port 8001"
@@ -22,8 +24,7 @@ help:
 	@echo "make develop  the environment alone"
 	@echo "make clean    remove the environment; the model stays in the user's cache folder"
 
-# Another model needs no default model, and a machine without a network can't fetch one.
-serve: $(VENV)/installed $(if $(findstring --model,$(SERVE_ARGS)),,model)
+serve: $(VENV)/installed
 	$(BIN)/mtplx serve $(SERVE_ARGS)
 
 test: develop model
@@ -41,12 +42,12 @@ clean:
 	rm -rf $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
-	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) $(EDITABLE) .
 	@touch $@
 
 # The developer's environment holds the user's: its stamp stands for both.
 $(VENV)/installed-dev: pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
-	$(PIP_INSTALL) --editable ".[dev]"
+	$(PIP_INSTALL) $(EDITABLE) ".[dev]"
 	@touch $(VENV)/installed $@
 
 # A half-made environment is removed, or the next run would take it for a whole one.

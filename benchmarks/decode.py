@@ -1,205 +1,134 @@
 """Measures the engine: tokens a second and time to first token by concurrency, beside transformers and llama.cpp.
 
-Every request has a prompt of --prompt tokens and --new new ones; all of a width start together, prompts differ. The
-ways take turns within one run, so that a busy machine hurts them alike; medians are shown with their spread.
+Every request has a prompt of --prompt tokens and decodes --new more; all of a width start together, prompts differ. The
+ways take turns within one run, so that a busy machine hurts them alike. Ratios are taken pair by pair, between runs of
+the same round; medians are shown with their spread.
 
-Run: python -m benchmarks.decode --ways native torch generate --repeats 5
-With a built llama.cpp: --llama-bench build/bin/llama-batched-bench --llama-models a-Q4_0.gguf a-Q4_1.gguf
+Run: python -m benchmarks.decode --ways native torch generate
+With a built llama.cpp, the same files on both: python -m benchmarks.decode --native-models Q4_1.gguf Q8_0.gguf \\
+    --llama-bench build/bin/llama-batched-bench --llama-models Q4_0.gguf Q4_1.gguf Q8_0.gguf
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import median_and_spread, publish
-from mtplx.batching.blocks import BlockAllocator
-from mtplx.batching.state import SchedulerMode, StopRules
-from mtplx.model.cache import blocks_for_tokens
+from benchmarks.llama_cpp import describe
+from benchmarks.plots import Plot
+from benchmarks.report import Row, criterion, median_and_spread, publish
+from benchmarks.ways import Sample, Way, make_ways
 from mtplx.model.machine import physical_cores
-from mtplx.model.runner import Runner
-from mtplx.model.weights import ModelFolder, resolve_model, with_safetensors
-from mtplx.sampling_params import SamplingParams
-from mtplx.server.engine import EngineCore, Submit
-from mtplx.server.modes import make_scheduler
 
-Prompts = Sequence[tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One run: seconds to each request's first token, and decoded tokens a second after the last of those."""
-
-    first_token_s: float  # mean over the requests
-    tokens_per_s: float
-    total_s: float
-
-
-Way = Callable[[Prompts, int], Sample]
-
-
-def run_engine(runner: Runner, prompts: Prompts, num_new: int) -> Sample:
-    """Decodes all prompts together, in ar_batch at exactly their number."""
-    scheduler = make_scheduler(
-        SchedulerMode.AR_BATCH,
-        BlockAllocator(runner.num_blocks, runner.block_size),
-        decode_batch_max=len(prompts),
-        prefill_chunk_tokens=64,
-    )
-    core = EngineCore(runner, scheduler)
-    start_s = time.perf_counter()
-    for seq_id, prompt in enumerate(prompts):
-        params = SamplingParams(temperature=0.0, max_tokens=num_new)
-        core.add(Submit(seq_id, prompt, params, seed=1, choice=0, stops=StopRules(num_new)))
-    first_s: dict[int, float] = {}
-    decode_begin_s, num_decoded = start_s, 0
-    while core.has_work:
-        outputs = core.step()
-        now_s = time.perf_counter()
-        if len(first_s) == len(prompts):
-            num_decoded += sum(len(output.token_ids) for output in outputs)
-        for output in outputs:
-            first_s.setdefault(output.seq_id, now_s - start_s)
-            decode_begin_s = now_s if num_decoded == 0 else decode_begin_s
-    return Sample(
-        statistics.mean(first_s.values()), num_decoded / (now_s - decode_begin_s), time.perf_counter() - start_s
-    )
-
-
-def native_way(model: ModelFolder, options: argparse.Namespace, num_tokens: int) -> Way:
-    from mtplx.model.native.loader import load_native_runner
-
-    runner = load_native_runner(
-        model,
-        quantization=options.quantization,
-        threads=options.threads,
-        kv_cache_tokens=num_tokens,
-        max_model_len=4096,
-    )
-    return lambda prompts, num_new: run_engine(runner, prompts, num_new)
-
-
-def torch_way(model: ModelFolder, options: argparse.Namespace, num_tokens: int) -> Way:
-    from mtplx.model.torch.loader import load_torch_runner
-
-    folder = with_safetensors(model).path
-    runner = load_torch_runner(
-        folder, device="cpu", threads=options.threads, kv_cache_tokens=num_tokens, max_model_len=4096
-    )
-    return lambda prompts, num_new: run_engine(runner, prompts, num_new)
-
-
-def generate_way(model: ModelFolder, options: argparse.Namespace, num_tokens: int) -> Way:
-    """transformers' own `generate` in float32 on one padded batch, called once for the first token and once for all."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    trunk = AutoModelForCausalLM.from_pretrained(with_safetensors(model).path, dtype=torch.float32)
-
-    def seconds(prompts: Prompts, num_new: int) -> float:
-        ids = torch.tensor(prompts)
-        start_s = time.perf_counter()
-        trunk.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            min_new_tokens=num_new,
-            max_new_tokens=num_new,
-            pad_token_id=0,
-        )
-        return time.perf_counter() - start_s
-
-    def measure(prompts: Prompts, num_new: int) -> Sample:
-        first_s, total_s = seconds(prompts, 1), seconds(prompts, num_new)
-        return Sample(first_s, len(prompts) * (num_new - 1) / (total_s - first_s), total_s)
-
-    return measure
-
-
-def llama_way(bench: Path, gguf: Path, threads: int) -> Way:
-    """llama.cpp's own llama-batched-bench on a GGUF: prompts of its own, of one length, all in one batch."""
-
-    def measure(prompts: Prompts, num_new: int) -> Sample:
-        width, prompt_len = len(prompts), len(prompts[0])
-        flags = {
-            "-m": gguf,
-            "-c": 16 * blocks_for_tokens(width * (prompt_len + num_new)) + 256,
-            "-npp": prompt_len,
-            "-ntg": num_new,
-            "-npl": width,
-            "-t": threads,
-            "--output-format": "jsonl",
-        }
-        command = [str(bench), *(str(word) for pair in flags.items() for word in pair)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        row = json.loads(done.stdout.strip().splitlines()[-1])
-        return Sample(row["t_pp"], row["speed_tg"], row["t"])
-
-    return measure
-
-
-WAYS: Mapping[str, Callable[[ModelFolder, argparse.Namespace, int], Way]] = {
-    "native": native_way,
-    "torch": torch_way,
-    "generate": generate_way,
-}
-
-
-def summary(width: int, name: str, samples: Sequence[Sample], first: Sequence[Sample]) -> dict[str, float | int | str]:
-    """One line of the table; `ratio` is the median over the rounds of the first way's speed over this one's."""
-    speed, speed_spread = median_and_spread([sample.tokens_per_s for sample in samples])
-    wait, wait_spread = median_and_spread([sample.first_token_s * 1000 for sample in samples])
-    ratios = [one.tokens_per_s / other.tokens_per_s for one, other in zip(first, samples, strict=True)]
-    return {
-        "width": width,
-        "way": name,
-        "tokens/s": speed,
-        "tokens/s spread": speed_spread,
-        "ttft_ms": wait,
-        "ttft_ms spread": wait_spread,
-        "first way / this": statistics.median(ratios),
-    }
+LEAST_DECODE_RATIO, LEAST_PREFILL_RATIO = 1.5, 1.0  # native over llama.cpp's best format of as many bits
+Samples = Mapping[str, Sequence[Sample]]  # by way, one a round
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["native", "torch"])
+    parser.add_argument(
+        "--model", default="smollm2-135m-instruct", help="for torch and generate; and native by default"
+    )
+    parser.add_argument("--ways", nargs="*", choices=["native", "torch", "generate"], default=["native"])
+    parser.add_argument("--native-models", nargs="+", help="models for native, each a way, such as GGUF files")
+    parser.add_argument("--quantization", default="auto", help="native's")
     parser.add_argument("--widths", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=128, help="tokens decoded for each")
     parser.add_argument("--repeats", type=int, default=5, help="rounds; in each every way runs once")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-batched-bench")
     parser.add_argument("--llama-models", nargs="*", type=Path, default=[], help="GGUF files for it, each a way")
     parser.add_argument("--output", type=Path, help="where the JSON goes; default: the results folder")
     options = parser.parse_args()
-    model = resolve_model(options.model, with_weights=False)
-    num_tokens = max(options.widths) * 16 * blocks_for_tokens(options.prompt + options.new)
-    ways = {name: WAYS[name](model, options, num_tokens) for name in options.ways}
+    if options.llama_models and not options.llama_bench:
+        parser.error("--llama-models needs --llama-bench")
+    ways = make_ways(options)
+    for way in ways:
+        way.run([tuple(range(100, 100 + options.prompt))], 8)  # uncounted: weights come into memory, code gets ready
+    measured = {width: measure(ways, width, options) for width in options.widths}
     threads = options.threads or physical_cores()
-    ways |= {f"llama.cpp {gguf.stem}": llama_way(options.llama_bench, gguf, threads) for gguf in options.llama_models}
+    publish(
+        "decode",
+        [summary(width, way, samples[way.name]) for width, samples in measured.items() for way in ways],
+        model=f"{options.model}, {options.prompt} prompt and {options.new} new tokens, {threads} threads",
+        output=options.output,
+        tables={
+            "ratios": [row for width, samples in measured.items() for row in ratios(width, ways, samples)],
+            "criteria": [row for width, samples in measured.items() for row in criteria(width, ways, samples)],
+        },
+        details={"llama.cpp": describe(options.llama_bench, threads)} if options.llama_models else {},
+        plot=Plot("width", ("tokens/s", "prompt tokens/s"), "way"),
+    )
+
+
+def measure(ways: Sequence[Way], width: int, options: argparse.Namespace) -> Samples:
+    """Runs every way once a round."""
     ids = np.random.default_rng(0).integers(100, 1000, (max(options.widths), options.prompt)).tolist()
-    rows = []
-    for width in options.widths:
-        prompts = [tuple(prompt) for prompt in ids[:width]]
-        samples: dict[str, list[Sample]] = {name: [] for name in ways}
-        for _ in range(options.repeats):
-            for name, way in ways.items():
-                samples[name].append(way(prompts, options.new))
-        rows += [summary(width, name, samples[name], samples[options.ways[0]]) for name in ways]
-    publish("decode", rows, model=model.name, output=options.output)
+    prompts = [tuple(prompt) for prompt in ids[:width]]
+    samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
+    for _ in range(options.repeats):
+        for way in ways:
+            samples[way.name].append(way.run(prompts, options.new))
+    print(f"width {width} is measured", flush=True)
+    return samples
+
+
+def summary(width: int, way: Way, samples: Sequence[Sample]) -> Row:
+    decode, decode_spread = median_and_spread([sample.tokens_per_s for sample in samples])
+    prefill, prefill_spread = median_and_spread([sample.prompt_tokens_per_s for sample in samples])
+    wait, wait_spread = median_and_spread([sample.first_token_s * 1000 for sample in samples])
+    return {
+        "width": width,
+        "way": way.name,
+        "tokens/s": decode,
+        "tokens/s spread": decode_spread,
+        "prompt tokens/s": prefill,
+        "prompt tokens/s spread": prefill_spread,
+        "ttft_ms": wait,
+        "ttft_ms spread": wait_spread,
+    }
+
+
+def ratios(width: int, ways: Sequence[Way], samples: Samples) -> Iterator[Row]:
+    """Each of our ways over each of the others."""
+    for ours in (way for way in ways if way.is_ours):
+        for other in (way for way in ways if not way.is_ours):
+            decode, decode_spread = median_and_spread(decode_ratios(samples[ours.name], samples[other.name]))
+            prefill, prefill_spread = median_and_spread(prefill_ratios(samples[ours.name], samples[other.name]))
+            yield {
+                "width": width,
+                "ratio": f"{ours.name} / {other.name}",
+                "decode": decode,
+                "decode spread": decode_spread,
+                "prefill": prefill,
+                "prefill spread": prefill_spread,
+            }
+
+
+def criteria(width: int, ways: Sequence[Way], samples: Samples) -> Iterator[Row]:
+    """Each quantised way of ours against the best of the others with as many bits, the best by its own median."""
+    for ours in (way for way in ways if way.is_ours and way.bits):
+        rivals = [samples[way.name] for way in ways if not way.is_ours and way.bits == ours.bits]
+        if not rivals:
+            continue
+        decoder = max(rivals, key=lambda rival: statistics.median(sample.tokens_per_s for sample in rival))
+        prefiller = max(rivals, key=lambda rival: statistics.median(sample.prompt_tokens_per_s for sample in rival))
+        what = f"width {width}, {ours.name} / llama.cpp's best of {ours.bits} bits"
+        yield criterion(f"decode, {what}", decode_ratios(samples[ours.name], decoder), least=LEAST_DECODE_RATIO)
+        yield criterion(f"prefill, {what}", prefill_ratios(samples[ours.name], prefiller), least=LEAST_PREFILL_RATIO)
+
+
+def decode_ratios(ours: Sequence[Sample], others: Sequence[Sample]) -> list[float]:
+    return [one.tokens_per_s / other.tokens_per_s for one, other in zip(ours, others, strict=True)]
+
+
+def prefill_ratios(ours: Sequence[Sample], others: Sequence[Sample]) -> list[float]:
+    return [one.prompt_tokens_per_s / other.prompt_tokens_per_s for one, other in zip(ours, others, strict=True)]
 
 
 if __name__ == "__main__":

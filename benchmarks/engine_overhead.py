@@ -78,7 +78,7 @@ def measure(mode: SchedulerMode, width: int, steps: int, folder: Path) -> dict[s
     core = EngineCore(runner, make_scheduler(mode, blocks, decode_batch_max=width, prefill_chunk_tokens=64))
 
     def send(message: Submit | Cancel) -> None:
-        core.add(message) if isinstance(message, Submit) else core.cancel(message.seq_id)
+        core.add(message) if isinstance(message, Submit) else core.cancel(message)
 
     limits = Limits(max_model_len=4096, cache_tokens=10**6, max_live=width, eos_ids=runner.spec.eos_ids)
     streams = Streams(load_byte_tokenizer(folder), limits, send=send, read_status=core.status)

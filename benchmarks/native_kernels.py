@@ -1,27 +1,39 @@
-"""Measures the native kernels: all linears of SmolLM2-135M by format and number of rows, attention at 1k and 4k.
+"""Measures the native kernels: linears by format and number of rows, attention at 1k and 4k, and whole decode steps.
+
+Linears and attention are of SmolLM2-135M's shapes. The matrices of ten layers are stacked into one, since a call from
+Python costs what a small matrix does; a step is one call and shows what really comes out: `step` is a model's decode
+step with so many rows at a context of one block, where attention is next to nothing.
 
 Everything is shown beside what this machine can do in the same run: the bandwidth of reading 256 MiB with the same
-threads, and the best rate of PyTorch's dynamic int8 linears. Passes of the ways alternate, the median of each counts;
-`of_bandwidth` and `of_peak` are medians of ratios between passes next to each other in time.
+threads, and PyTorch's best rate, that of dynamic int8 linears for quantised weights, of float32 for the others. Every
+pass goes through all widths of a format in turn, each right after its yardsticks; ratios are taken within a pass, and
+their medians count. torch-int8 is PyTorch on the same shapes, for comparison.
 
-Run: python -m benchmarks.native_kernels --threads 2
+Run: python -m benchmarks.native_kernels --models smollm2-135m-instruct Q8_0.gguf
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import publish
+from benchmarks.plots import Plot
+from benchmarks.report import Row, criterion, median_and_spread, publish
+from benchmarks.ways import bits_of
+from benchmarks.yardsticks import Call, Yardsticks, best_int8_engine, int8_product, make_yardsticks, steady_seconds
+from mtplx.batching.state import Row as PlanRow
+from mtplx.batching.state import StepPlan
 from mtplx.model.machine import physical_cores
 from mtplx.model.native.binding import Floats, NativeLibrary, Pool
 from mtplx.model.native.library import load_library
+from mtplx.model.native.loader import load_native_runner
 from mtplx.model.native.operations import (
     FlatRows,
     LayerCache,
@@ -30,46 +42,74 @@ from mtplx.model.native.operations import (
     empty_cache,
     linear,
     pack_matrix,
-    read_sum,
 )
+from mtplx.model.native.runner import NativeRunner
+from mtplx.model.weights import resolve_model
 
 NUM_LAYERS, HIDDEN, VOCAB = 30, 576, 49_152
 LAYER_SHAPES = ((960, HIDDEN), (HIDDEN, HIDDEN), (3072, HIDDEN), (HIDDEN, 1536))  # qkv, o, gate and up, down
+STACKED_LAYERS = 10
+SHAPES = (
+    *((STACKED_LAYERS * num_rows, num_cols) for num_rows, num_cols in LAYER_SHAPES * (NUM_LAYERS // STACKED_LAYERS)),
+    (VOCAB, HIDDEN),
+)
+NUM_WEIGHTS = sum(num_rows * num_cols for num_rows, num_cols in SHAPES)
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 9, 3, 64, 16
 FORMATS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
 BLOCK_BYTES = {"F32": 128, "F16": 64, "Q4_0": 18, "Q4_1": 20, "Q8_0": 34}  # of 32 weights
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-PEAK_ROWS = 256
-READ_BYTES = 256 << 20
+TORCH_INT8 = "torch-int8"
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+TORCH_WIDTHS = (1, 4, 16, 64)
 
-Call = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    case: str
-    rows: int
-    median_ms: float
-    least_ms: float
-    gb_per_s: float  # weights or cache, once a pass
-    gop_per_s: float
-    of_bandwidth: float
-    of_peak: float
+# What is aimed at. `FLAT_UP_TO` rows by bits of a weight should cost hardly more than one: speculation lives on it.
+LEAST_OF_BANDWIDTH, LEAST_OF_PEAK, LEAST_OF_BANDWIDTH_IN_ATTENTION, MOST_GROWTH = 0.7, 0.6, 0.6, 1.35
+FLAT_UP_TO = {4: 4, 8: 6}
 
 
 @dataclass(frozen=True, slots=True)
-class Yardsticks:
-    """The machine's own measures, called before and after every pass."""
+class Case:
+    name: str
+    num_rows: int
+    call: Call
+    num_bytes: int  # weights or cache, once a call
+    num_ops: float
+    peak_kind: str = "int8"
 
-    read: Call
-    peak: Call
-    peak_ops: float
 
-    def bandwidth(self) -> float:
-        return READ_BYTES / seconds(self.read)
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The time of a call of a case, and the yardsticks just before it in bytes and operations a second."""
 
-    def rate(self) -> float:
-        return self.peak_ops / seconds(self.peak)
+    seconds: float
+    bandwidth: float
+    peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    case: Case
+    passes: Sequence[Pass]
+
+    def of_bandwidth(self) -> list[float]:
+        return [self.case.num_bytes / each.seconds / each.bandwidth for each in self.passes]
+
+    def of_peak(self) -> list[float]:
+        return [self.case.num_ops / each.seconds / each.peak for each in self.passes]
+
+    def row(self) -> Row:
+        median_s, (least_s, most_s) = median_and_spread([each.seconds for each in self.passes])
+        return {
+            "case": self.case.name,
+            "rows": self.case.num_rows,
+            "ms": median_s * 1e3,
+            "ms spread": (least_s * 1e3, most_s * 1e3),
+            "GB/s": self.case.num_bytes / median_s / 1e9,
+            "bandwidth GB/s": statistics.median(each.bandwidth for each in self.passes) / 1e9,
+            "of bandwidth": statistics.median(self.of_bandwidth()),
+            "GOP/s": self.case.num_ops / median_s / 1e9,
+            "peak GOP/s": statistics.median(each.peak for each in self.passes) / 1e9,
+            "of peak": statistics.median(self.of_peak()),
+        }
 
 
 def main() -> None:
@@ -78,61 +118,128 @@ def main() -> None:
     parser.add_argument("--build", help="avx512, avx2, neon or portable; default: the best")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--passes", type=int, default=7, help="timed passes a case")
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--models", nargs="*", default=["smollm2-135m-instruct"], help="whose steps are measured")
+    parser.add_argument("--formats", nargs="*", choices=[*FORMATS, TORCH_INT8], default=[*FORMATS, TORCH_INT8])
     arguments = parser.parse_args()
     library = load_library(arguments.build)
     with library.open_pool(arguments.threads) as pool:
         yardsticks = make_yardsticks(library, pool, arguments.threads)
-        results = [
-            result
-            for name in arguments.formats
-            for result in measure_linears(library, pool, yardsticks, name, arguments.passes)
-        ]
-        for num_tokens in (1024, 4096):
-            for width in (1, 8):
-                results.append(measure_attention(library, pool, yardsticks, num_tokens, width, arguments.passes))
-    model = f"none: random weights of SmolLM2-135M's shapes, {library.build} build, {arguments.threads} threads"
-    publish("native_kernels", [asdict(result) for result in results], model=model, output=arguments.output)
+        linears: list[Measured] = []
+        for name in arguments.formats:
+            cases = torch_cases() if name == TORCH_INT8 else linear_cases(library, pool, name)
+            linears += measure(cases, yardsticks, arguments.passes)
+        attentions = measure(attention_cases(library, pool), yardsticks, arguments.passes)
+        steps: list[Measured] = []
+        for name in arguments.models:
+            runner = load_native_runner(
+                resolve_model(name, with_weights=False),
+                threads=arguments.threads,
+                kv_cache_tokens=WIDTHS[-1] * BLOCK_TOKENS,
+                max_model_len=BLOCK_TOKENS,
+            )
+            steps += measure(step_cases(runner), yardsticks, arguments.passes)
+            runner.close()
+    publish(
+        "native_kernels",
+        [measured.row() for measured in (*linears, *attentions, *steps)],
+        model=f"{', '.join(arguments.models)}, {library.build} build, {arguments.threads} threads",
+        output=arguments.output,
+        tables={"criteria": [*step_criteria(steps), *linear_criteria(linears), *attention_criteria(attentions)]},
+        plot=Plot("rows", ("ms", "GB/s", "GOP/s"), "case", limits=("bandwidth", "peak"), has_log_y=True),
+    )
 
 
-def make_yardsticks(library: NativeLibrary, pool: Pool, threads: int) -> Yardsticks:
-    """Reading memory, and PyTorch's fastest int8 engine on many rows of the gate and up projections."""
-    import torch
-
-    torch.set_num_threads(threads)
-    data = np.ones(READ_BYTES, dtype=np.uint8)
-    num_outputs, num_inputs = LAYER_SHAPES[2]
-    x = torch.randn(PEAK_ROWS, num_inputs)
-    calls = [
-        _int8_call(engine, x, num_outputs) for engine in torch.backends.quantized.supported_engines if engine != "none"
-    ]
-    best = min(calls, key=lambda call: min(seconds(call) for _ in range(5)))
-    return Yardsticks(lambda: read_sum(library, pool, data), best, 2.0 * PEAK_ROWS * num_outputs * num_inputs)
-
-
-def measure_linears(
-    library: NativeLibrary, pool: Pool, yardsticks: Yardsticks, name: str, passes: int
-) -> Sequence[Result]:
-    """Every matrix of the model once a pass; the output head of the 4-bit formats is Q8_0, as in the public file."""
+def linear_cases(library: NativeLibrary, pool: Pool, name: str) -> list[Case]:
+    """Every matrix of the model once a call; the output head of the 4-bit formats is Q8_0, as in the public file."""
     rng = np.random.default_rng(0)
     head = "Q8_0" if name.startswith("Q4") else name
-    matrices = [_matrix(rng, library, name, *shape) for _ in range(NUM_LAYERS) for shape in LAYER_SHAPES]
-    matrices.append(_matrix(rng, library, head, VOCAB, HIDDEN))
+    matrices = [_matrix(rng, library, name, *shape) for shape in SHAPES[:-1]]
+    matrices.append(_matrix(rng, library, head, *SHAPES[-1]))
     num_bytes = sum(matrix.data.nbytes for matrix in matrices)
-    num_weights = sum(matrix.num_rows * matrix.num_cols for matrix in matrices)
-    results = []
+    peak_kind = "int8" if name.startswith("Q") else "float32"
+    cases = []
     for width in WIDTHS:
         inputs = {size: rng.normal(size=(width, size)).astype(np.float32) for size in (HIDDEN, 1536)}
-        call = _linear_pass(library, pool, matrices, inputs)
-        results.append(
-            measure(f"linears {name}", width, call, num_bytes, 2.0 * num_weights * width, yardsticks, passes)
-        )
-    return results
+        call = _linear_call(library, pool, matrices, inputs)
+        cases.append(Case(name, width, call, num_bytes, 2.0 * NUM_WEIGHTS * width, peak_kind))
+    return cases
 
 
-def measure_attention(
-    library: NativeLibrary, pool: Pool, yardsticks: Yardsticks, num_tokens: int, width: int, passes: int
-) -> Result:
+def torch_cases() -> list[Case]:
+    """PyTorch's dynamic int8 linears on the same shapes."""
+    engine = best_int8_engine()
+    cases = []
+    for width in TORCH_WIDTHS:
+        products = [int8_product(engine, width, *shape) for shape in SHAPES]
+        cases.append(Case(TORCH_INT8, width, _all_of(products), NUM_WEIGHTS, 2.0 * NUM_WEIGHTS * width))
+    return cases
+
+
+def attention_cases(library: NativeLibrary, pool: Pool) -> list[Case]:
+    return [_attention_case(library, pool, num_tokens, width) for num_tokens in (1024, 4096) for width in (1, 8)]
+
+
+def step_cases(runner: NativeRunner) -> list[Case]:
+    """Steps of a real model, every row a sequence of its own with its last place in its only block."""
+    index = runner._model._weights.index
+    num_weights = sum(math.prod(tensor.shape) for tensor in index.tensors.values() if len(tensor.shape) == 2)
+    name = f"step {index.formats()}"
+    cases = []
+    for width in WIDTHS:
+        rows = (PlanRow(seq_id, BLOCK_TOKENS - 1, (100 + seq_id,), (seq_id,), num_logits=1) for seq_id in range(width))
+        call = partial(runner.run, StepPlan(tuple(rows)))
+        cases.append(Case(name, width, call, index.num_bytes, 2.0 * num_weights * width))
+    return cases
+
+
+def measure(cases: Sequence[Case], yardsticks: Yardsticks, passes: int) -> list[Measured]:
+    """Times the cases in turns, `passes` times, after one call of each that doesn't count."""
+    for case in cases:
+        case.call()
+    timed: list[list[Pass]] = [[] for _ in cases]
+    for _ in range(passes):
+        for case, times in zip(cases, timed, strict=True):
+            peak = yardsticks.peak(case.peak_kind)
+            bandwidth = yardsticks.bandwidth()
+            times.append(Pass(steady_seconds(case.call), bandwidth, peak))
+    return [Measured(case, times) for case, times in zip(cases, timed, strict=True)]
+
+
+def step_criteria(steps: Sequence[Measured]) -> Iterator[Row]:
+    found = {(measured.case.name, measured.case.num_rows): measured for measured in steps}
+    for name in dict.fromkeys(measured.case.name for measured in steps):
+        bits = bits_of(name.removeprefix("step "))
+        yield criterion(f"{name}, 1 row, of bandwidth", found[name, 1].of_bandwidth(), least=LEAST_OF_BANDWIDTH)
+        if bits in FLAT_UP_TO:
+            what = f"{name}, t({FLAT_UP_TO[bits]}) / max(t(1), bytes / (0.7 bandwidth))"
+            yield criterion(what, growth(found[name, 1], found[name, FLAT_UP_TO[bits]]), most=MOST_GROWTH)
+
+
+def linear_criteria(linears: Sequence[Measured]) -> Iterator[Row]:
+    quantised = [measured for measured in linears if measured.case.peak_kind == "int8"]
+    best = max((each.peak for measured in quantised for each in measured.passes), default=0.0)  # of the whole run
+    for measured in quantised:
+        if measured.case.num_rows == 16:
+            shares = [measured.case.num_ops / each.seconds / best for each in measured.passes]
+            yield criterion(f"{measured.case.name}, 16 rows, of torch's best int8", shares, least=LEAST_OF_PEAK)
+
+
+def attention_criteria(attentions: Sequence[Measured]) -> Iterator[Row]:
+    for measured in attentions:
+        what = f"{measured.case.name}, width {measured.case.num_rows}, of bandwidth"
+        if "4096" in measured.case.name:
+            yield criterion(what, measured.of_bandwidth(), least=LEAST_OF_BANDWIDTH_IN_ATTENTION)
+
+
+def growth(one: Measured, flat: Measured) -> list[float]:
+    """Time of the rows that should be nearly free over that of one row, or over what one row may take if it is less."""
+    return [
+        wide.seconds / max(narrow.seconds, one.case.num_bytes / (LEAST_OF_BANDWIDTH * narrow.bandwidth))
+        for narrow, wide in zip(one.passes, flat.passes, strict=True)
+    ]
+
+
+def _attention_case(library: NativeLibrary, pool: Pool, num_tokens: int, width: int) -> Case:
     """One decoded token for each of `width` sequences, through all layers' float16 caches."""
     rng = np.random.default_rng(0)
     blocks_each = num_tokens // BLOCK_TOKENS
@@ -151,45 +258,23 @@ def measure_attention(
 
     num_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
     num_ops = 4.0 * NUM_LAYERS * width * NUM_HEADS * HEAD_DIM * num_tokens
-    return measure(f"attention over {num_tokens}", width, call, num_bytes, num_ops, yardsticks, passes)
+    return Case(f"attention over {num_tokens}", width, call, num_bytes, num_ops, "float32")
 
 
-def measure(
-    case: str, rows: int, call: Call, num_bytes: int, num_ops: float, yardsticks: Yardsticks, passes: int
-) -> Result:
-    call()
-    times, of_bandwidth, of_peak = [], [], []
-    for _ in range(passes):
-        bandwidth, rate = yardsticks.bandwidth(), yardsticks.rate()
-        elapsed = seconds(call)
-        times.append(elapsed)
-        of_bandwidth.append(num_bytes / elapsed / bandwidth)
-        of_peak.append(num_ops / elapsed / rate)
-    median = statistics.median(times)
-    return Result(
-        case,
-        rows,
-        median * 1e3,
-        min(times) * 1e3,
-        num_bytes / median / 1e9,
-        num_ops / median / 1e9,
-        statistics.median(of_bandwidth),
-        statistics.median(of_peak),
-    )
-
-
-def seconds(call: Call) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def _linear_pass(
+def _linear_call(
     library: NativeLibrary, pool: Pool, matrices: Sequence[PackedMatrix], inputs: dict[int, Floats]
 ) -> Call:
     def call() -> None:
         for matrix in matrices:
             linear(library, pool, matrix, inputs[matrix.num_cols])
+
+    return call
+
+
+def _all_of(calls: Sequence[Call]) -> Call:
+    def call() -> None:
+        for each in calls:
+            each()
 
     return call
 
@@ -208,21 +293,6 @@ def _filled_cache(rng: np.random.Generator, num_blocks: int) -> LayerCache:
     cache.keys[:] = rng.normal(size=cache.keys.shape[1:])
     cache.values[:] = rng.normal(size=cache.values.shape[1:])
     return cache
-
-
-def _int8_call(engine: str, x: object, num_outputs: int) -> Call:
-    import torch
-
-    torch.backends.quantized.engine = engine
-    assert isinstance(x, torch.Tensor)
-    weights = torch.quantize_per_tensor(torch.randn(num_outputs, x.shape[1]) / 50, 0.001, 0, torch.qint8)
-    packed = torch.ops.quantized.linear_prepack(weights, None)
-
-    def call() -> None:
-        torch.backends.quantized.engine = engine
-        torch.ops.quantized.linear_dynamic(x, packed, False)
-
-    return call
 
 
 if __name__ == "__main__":

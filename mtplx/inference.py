@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import numbers
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
@@ -10,6 +12,7 @@ from typing import Any, cast
 from mtplx.batching.state import FinishReason
 from mtplx.config import load_settings
 from mtplx.decode.logprobs import TokenLogprobs
+from mtplx.errors import MtplxError, RequestError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.assemble import assemble
 from mtplx.server.engine import Cancel, Submit
@@ -42,6 +45,7 @@ class Engine:
             settings["model"] = model
         self._assembly = assemble(load_settings(settings))
         self._core = self._assembly.core
+        self._is_closed = False
         self._streams = Streams(
             self._assembly.tokenizer,
             self._assembly.limits.unqueued(),
@@ -59,6 +63,7 @@ class Engine:
 
     def close(self) -> None:
         """Gives the model's memory back."""
+        self._is_closed = True
         self._core.runner.close()
 
     def generate(
@@ -68,10 +73,15 @@ class Engine:
 
         Raises:
             RequestError: a prompt or parameter can't be obeyed; nothing was generated.
+            MtplxError: the engine is closed.
             GenerationError: the model failed on one of them.
         """
+        if self._is_closed:
+            raise MtplxError("this engine is closed")
+        params = params or SamplingParams()
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
-        streams = self._streams.open_many(encoded, params or SamplingParams(), n, continues=True)
+        self._check_ids([*params.logit_bias, *params.stop_token_ids], "logit_bias and stop_token_ids")
+        streams = self._streams.open_many(encoded, params, n, continues=True)
         try:
             while self._core.has_work:
                 self._streams.dispatch(self._core.step())
@@ -90,17 +100,25 @@ class Engine:
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):
             return self._assembly.tokenizer.encode(prompt, add_special_tokens=True)
-        return prompt
+        ids = [operator.index(token_id) for token_id in prompt]  # numpy's integers too
+        self._check_ids(ids, "prompts")
+        return ids
+
+    def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
+        vocab_size = self._core.runner.spec.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(f"token id {token_id} is not one of this model's {vocab_size}", param)
 
     def _apply(self, message: Submit | Cancel) -> None:
         if isinstance(message, Submit):
             self._core.add(message)
         else:
-            self._core.cancel(message.seq_id)
+            self._core.cancel(message)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Integral)):
         return [cast(Prompt, prompts)]
     return cast(Sequence[Prompt], prompts)
 

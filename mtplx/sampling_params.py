@@ -11,6 +11,7 @@ from mtplx.errors import RequestError
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+REPETITION_PENALTIES = (0.01, 100.0)  # least and most: any score, divided or multiplied by one, stays finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +49,15 @@ class SamplingParams:
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, None, low_open=True)
+        _in_range("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         _in_range("seed", self.seed, -(2**63), MAX_SEED)
         _in_range("max_tokens", self.max_tokens, 1, None)
         _in_range("min_tokens", self.min_tokens, 0, None)
         _in_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
+        if isinstance(self.stop, str):
+            raise RequestError("stop is a tuple of strings, here", "stop")  # its characters would be taken one by one
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop")
         if any(not text for text in self.stop):
@@ -66,6 +69,8 @@ class SamplingParams:
 def _in_range(name: str, value: float | None, low: float | None, high: float | None, *, low_open: bool = False) -> None:
     if value is None:
         return
+    if not isinstance(value, int | float):
+        raise RequestError(f"{name} must be a number, got {value!r}", name)
     too_low = low is not None and (value <= low if low_open else value < low)
     too_high = high is not None and value > high
     if too_low or too_high or not math.isfinite(value):

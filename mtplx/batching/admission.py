@@ -8,11 +8,13 @@ preempted as soon as a neighbour crosses a block's edge.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from mtplx.batching.state import Sequence
 
 MAX_OVERTAKEN = 8
-"""How many sequences may be admitted before one that waits ahead of them."""
+"""How many sequences may be admitted before one that waits ahead of them, at its cost."""
 
 
 def max_entries(sequence: Sequence) -> int:
@@ -25,19 +27,42 @@ def entries_to_start(sequence: Sequence) -> int:
     return min(len(sequence.token_ids) + 1, max_entries(sequence))
 
 
-def next_to_admit(
-    waiting: Iterable[Sequence], num_spare: int, blocks_to_start: Callable[[Sequence], int], max_overtaken: int
-) -> int | None:
-    """Returns the index of the first waiting sequence that `num_spare` blocks let start; None if there is none.
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the cache can give: blocks that a newcomer may take now, all there are, and who is running on them."""
 
-    Those before it are overtaken. Nobody passes one that has been overtaken `max_overtaken` times: what its
-    neighbours free then gathers until it fits, so a huge sequence is admitted in bounded time, and small ones
-    behind it get through as long as its patience lasts. Nobody passes one that was preempted either: the cache has
-    shown to be too full, and a newcomer would only be the next to lose its work.
+    num_spare: int
+    num_total: int
+    running: Seq[Sequence]
+    blocks_for: Callable[[int], int]
+
+    def to_start(self, sequence: Sequence) -> int:
+        return self.blocks_for(entries_to_start(sequence))
+
+    def most(self, sequence: Sequence) -> int:
+        return self.blocks_for(max_entries(sequence))
+
+    def beside(self, waiting: Sequence) -> int:
+        """Blocks that one more later arrival can hold while its elders grow to their ends and `waiting` then starts."""
+        elders = sum(self.most(sequence) for sequence in self.running if sequence.seq_id < waiting.seq_id)
+        later = sum(self.most(sequence) for sequence in self.running if sequence.seq_id > waiting.seq_id)
+        return self.num_total - later - max(elders, self.to_start(waiting))
+
+
+def next_to_admit(waiting: Iterable[Sequence], room: Room, max_overtaken: int) -> int | None:
+    """Returns the index of the first waiting sequence that may start; None if there is none.
+
+    Those before it are overtaken. One that has been overtaken `max_overtaken` times is passed only by those that fit
+    beside it for as long as they live: what its elders free then gathers until it starts. So a huge sequence is
+    admitted in bounded time, and small ones behind it don't wait for its elders' ends. The same holds from the start
+    for one that was preempted: the cache has shown to be too full, and a newcomer would be the next to lose its work.
     """
+    num_beside = room.num_total
     for index, sequence in enumerate(waiting):
-        if blocks_to_start(sequence) <= num_spare:
+        if room.to_start(sequence) <= room.num_spare and room.most(sequence) <= num_beside:
             return index
         if sequence.num_overtaken >= max_overtaken or sequence.num_preempted:
-            return None
+            num_beside = min(num_beside, room.beside(sequence))
+            if num_beside <= 0:
+                return None
     return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from mtplx.batching.admission import MAX_OVERTAKEN, entries_to_start, max_entries, next_to_admit
+from mtplx.batching.admission import MAX_OVERTAKEN, Room, entries_to_start, max_entries, next_to_admit
 from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.rows import apply_outcome, next_row
 from mtplx.batching.state import FinishReason, Row, RowOutcome, Sequence, SequenceEvent, SequenceStatus, StepPlan
@@ -112,11 +112,12 @@ class SequenceTable:
         """
         admitted = []
         while self._waiting and self.num_running < max_running:
-            index = next_to_admit(self._waiting, self._num_spare(), self._blocks_to_start, self._max_overtaken)
+            room = Room(self._num_spare(), self.blocks.num_total, self._running, self.blocks.blocks_for)
+            index = next_to_admit(self._waiting, room, self._max_overtaken)
             if index is None:
                 break
             for passed in self._waiting[:index]:
-                passed.num_overtaken += 1
+                passed.num_overtaken = min(passed.num_overtaken + 1, self._max_overtaken)
             sequence = self._waiting.pop(index)
             self._start(sequence)
             admitted.append(sequence)

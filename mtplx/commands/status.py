@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from mtplx.commands.connection import add_connection_arguments, connect, plain_e
 
 if TYPE_CHECKING:
     from mtplx.commands.public import Subparsers
+
+WIDE = 1000  # where no terminal folds lines, nothing is folded
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -32,13 +35,16 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.json:
         print(json.dumps(status, indent=2))
     else:
-        Console().print(status_table(status))
+        console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+        console.print(status_table(status))
     return 0
 
 
 def status_table(status: Mapping[str, object]) -> Table:
     """One line a field, in the server's order; `uptime_s` 5.25 becomes "uptime" "5.2 s"."""
     table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for key, value in status.items():
         is_seconds = key.endswith("_s") and value is not None
         name = key.removesuffix("_s").replace("_", " ")

@@ -27,6 +27,7 @@ class Limits:
         """Where an answer to a prompt of that many tokens ends; without `max_tokens` it may fill what room there is.
 
         Raises:
+            RequestError: the prompt is empty.
             ContextLengthError: prompt and answer can't fit.
         """
         max_tokens = self._max_tokens(prompt_len, params.max_tokens)
@@ -38,16 +39,19 @@ class Limits:
         eos_ids = frozenset() if params.ignore_eos else self.eos_ids
         return StopRules(max_tokens, eos_ids | frozenset(params.stop_token_ids))
 
-    def check_room(self, *, num_live: int, num_more: int) -> None:
-        """Counts choices, not requests.
+    def check_room(self, *, num_live: int, num_prompts: int, n: int) -> None:
+        """Counts choices, not requests: `n` for each prompt.
 
         Raises:
             RequestError: so many could never be held at once.
             OverloadedError: not now.
         """
+        num_more = num_prompts * n
         if num_more > self.max_live:
             raise RequestError(
-                f"n asks for {num_more} answers at once, over this server's limit of {self.max_live}", "n"
+                f"{num_prompts} prompts and n {n} make {num_more} answers at once, over this server's limit of "
+                f"{self.max_live}",
+                "n" if n > 1 else "prompt",
             )
         if num_live + num_more > self.max_live:
             raise OverloadedError(
@@ -57,7 +61,7 @@ class Limits:
 
     def _max_tokens(self, prompt_len: int, asked: int | None) -> int:
         if prompt_len == 0:
-            raise ContextLengthError("the prompt has no tokens", "prompt")
+            raise RequestError("the prompt has no tokens", "prompt")
         room = min(self.max_model_len, self.cache_tokens) - prompt_len
         max_tokens = max(room, 1) if asked is None else asked
         total = prompt_len + max_tokens

@@ -66,7 +66,7 @@ class CompletionAnswer:
     ) -> CompletionLogprobs | None:
         if not self._parts.has_logprobs:
             return None
-        offsets = self._offsets.setdefault(number, _Offsets(Detokenizer(self._parts.tokenizer)))
+        offsets = self._offsets.setdefault(number, _Offsets(Detokenizer(self._parts.tokenizer, continues=True)))
         return completion_logprobs(self._parts.tokenizer, logprobs, [offsets.next(token_id) for token_id in token_ids])
 
     def _answer(self, choices: list[CompletionChoice]) -> Completion:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -39,7 +41,7 @@ def create_app(context: ServerContext) -> FastAPI:
     info = InfoHandlers(context, metrics, started_at_s=time.monotonic())
     app.include_router(_completion_routes(CompletionHandlers(context, metrics)), dependencies=guards)
     app.include_router(_info_routes(info), dependencies=guards)
-    app.add_api_route("/health", info.health, responses=errors(503))
+    _add_get(app, "/health", info.health, responses=errors(503))
     _answer_errors(app, metrics)
     if context.settings.cors_origin:
         app.add_middleware(
@@ -76,12 +78,18 @@ def _completion_routes(handlers: CompletionHandlers) -> APIRouter:
 
 def _info_routes(handlers: InfoHandlers) -> APIRouter:
     router = APIRouter(tags=["information"], responses=errors(401))
-    router.add_api_route("/v1/models", handlers.list_models)
-    router.add_api_route("/v1/models/{model_id:path}", handlers.get_model, responses=errors(404))
-    router.add_api_route("/v1/status", handlers.status)
-    router.add_api_route("/status", handlers.status, include_in_schema=False)
-    router.add_api_route("/metrics", handlers.metrics, responses={200: {"content": {"text/plain": {}}}})
+    _add_get(router, "/v1/models", handlers.list_models)
+    _add_get(router, "/v1/models/{model_id:path}", handlers.get_model, responses=errors(404))
+    _add_get(router, "/v1/status", handlers.status)
+    _add_get(router, "/status", handlers.status, include_in_schema=False)
+    _add_get(router, "/metrics", handlers.metrics, responses={200: {"content": {"text/plain": {}}}})
     return router
+
+
+def _add_get(router: APIRouter | FastAPI, path: str, handler: Callable[..., Any], **described: Any) -> None:
+    """A GET, and the HEAD that goes with it, which the HTTP server sends without the body."""
+    router.add_api_route(path, handler, methods=["GET"], **described)
+    router.add_api_route(path, handler, methods=["HEAD"], **{**described, "include_in_schema": False})
 
 
 def _answer_errors(app: FastAPI, metrics: HttpMetrics) -> None:

@@ -24,7 +24,7 @@ async def until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     leaving = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if leaving.done():  # even if the work is done too: this message doesn't come twice
             raise ClientDisconnect
         return working.result()
     finally:

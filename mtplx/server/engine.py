@@ -39,7 +39,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Ends a sequence; `reason` is what it counts as: STOP when its text reached a stop string."""
+
     seq_id: int
+    reason: FinishReason = FinishReason.CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,11 @@ class EngineCore:
             Seq(submit.seq_id, list(submit.prompt_ids), prompt_len=len(submit.prompt_ids), stops=submit.stops)
         )
 
-    def cancel(self, seq_id: int) -> None:
+    def cancel(self, cancel: Cancel) -> None:
         """Ends a sequence in any state; one that has already ended is none of our business."""
-        if self.scheduler.table.cancel(seq_id):
-            self._sampler.remove(seq_id)
-            self.counters.num_finished[FinishReason.CANCELLED] += 1
+        if self.scheduler.table.cancel(cancel.seq_id):
+            self._sampler.remove(cancel.seq_id)
+            self.counters.num_finished[cancel.reason] += 1
 
     def step(self) -> list[SequenceOutput]:
         """Runs one step and returns what it did; nothing when there is nothing to do.

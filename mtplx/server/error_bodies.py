@@ -23,6 +23,12 @@ _CODES_BY_PYDANTIC_TYPE = {
 }
 
 MAX_ECHOED_CHARACTERS = 128  # of what a client wrote, in an error about it
+_PLAIN_WORDS = {
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
 PLANNED_ERRORS = (RequestError, ServerError, HTTPException, RequestValidationError)
 
 
@@ -77,7 +83,13 @@ def request_error(problems: Sequence[ErrorDetails], *, num_leading: int = 0) -> 
         return RequestError(f"{param} is not a known parameter", param, code)
     if code == "missing_required_parameter":
         return RequestError(f"{param} is required", param, code)
-    return RequestError(": ".join(part for part in (param, problem["msg"]) if part), param, code)
+    return RequestError(": ".join(part for part in (param, _words(problem)) if part), param, code)
+
+
+def _words(problem: ErrorDetails) -> str:
+    """What is wrong, in JSON's words: where pydantic speaks of Python's types, these are replaced."""
+    plain = _PLAIN_WORDS.get(problem["type"])
+    return plain or problem["msg"].replace("Tuple should", "the list should").replace(" after validation", "")
 
 
 def _path(parts: Sequence[int | str], *, is_clients_own: bool) -> str:

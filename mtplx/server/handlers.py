@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import anyio
 import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from mtplx.errors import ContextLengthError, ModelNotFoundError
+from mtplx.errors import ContextLengthError, ModelNotFoundError, RequestError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.answer import Answer, AnswerParts, make_head
 from mtplx.server.answer_chat import ChatAnswer
@@ -28,6 +29,10 @@ from mtplx.server.stream import RequestStream
 from mtplx.telemetry.metrics import HttpMetrics
 
 LONG_TEXT_CHARACTERS = 8192  # encoding more than this would hold up every other request; a thread costs less
+MAX_LONG_ENCODES = 2  # at once: each may take hundreds of bytes of memory for a character
+
+TokenIds = Sequence[int]
+Prompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +42,44 @@ class _Endpoint:
     name: str  # as the metrics call it
     id_prefix: str
     prompt_param: str
+    adds_special_tokens: bool  # a chat template writes them itself
+    continues: bool  # a completion goes on with the prompt's text, a chat answer is its own
     make_answer: Callable[[AnswerParts], Answer]
 
 
-_CHAT = _Endpoint("chat_completions", "chatcmpl", "messages", ChatAnswer)
-_COMPLETIONS = _Endpoint("completions", "cmpl", "prompt", CompletionAnswer)
+_CHAT = _Endpoint(
+    "chat_completions", "chatcmpl", "messages", adds_special_tokens=False, continues=False, make_answer=ChatAnswer
+)
+_COMPLETIONS = _Endpoint(
+    "completions", "cmpl", "prompt", adds_special_tokens=True, continues=True, make_answer=CompletionAnswer
+)
 
 
 class CompletionHandlers:
-    """Stateless but for what the context holds."""
+    """Stateless but for what the context holds and for how many long texts are being encoded."""
 
     def __init__(self, context: ServerContext, metrics: HttpMetrics) -> None:
         self._context = context
         self._metrics = metrics
+        self._long_encodes = anyio.CapacityLimiter(MAX_LONG_ENCODES)
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answers a conversation."""
         body = await read_model(request, ChatCompletionRequest)
         check_model_name(body.model, self._context)
         params = body.sampling_params(self._context.spec)
+        self._context.streams.check_room(1, body.num_choices)  # before any work
         text = self._context.chat_template.render(body.template_messages())
-        prompt_ids = await self._encode(text, add_special_tokens=False, param="messages")
-        return await self._respond(request, body, [prompt_ids], params, _CHAT)
+        prompts = await self._encode_all(request, [text], _CHAT)
+        return await self._respond(request, body, prompts, params, _CHAT)
 
     async def create_completion(self, request: Request) -> Response:
         """Continues one or more prompts."""
         body = await read_model(request, CompletionRequest)
         check_model_name(body.model, self._context)
         params = body.sampling_params(self._context.spec)
-        prompts = [await self._prompt_ids(prompt) for prompt in body.prompts()]
+        self._context.streams.check_room(len(body.prompts()), body.num_choices)  # before any work
+        prompts = await self._encode_all(request, body.prompts(), _COMPLETIONS)
         if params.max_tokens is None:
             params = replace(params, max_tokens=self._default_max_tokens(params, prompts))
         return await self._respond(request, body, prompts, params, _COMPLETIONS)
@@ -79,7 +93,7 @@ class CompletionHandlers:
         endpoint: _Endpoint,
     ) -> Response:
         watch = self._metrics.watch(endpoint.name)
-        streams = self._open(prompts, params, body.num_choices, endpoint.prompt_param)
+        streams = self._open(prompts, params, body.num_choices, endpoint)
         parts = self._parts(body, streams, params, endpoint.id_prefix)
         generation = Generation(streams, parts, endpoint.make_answer(parts), watch.on_delta)
         if body.stream:
@@ -95,13 +109,13 @@ class CompletionHandlers:
             generation.close()
 
     def _open(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, num_choices: int, prompt_param: str
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, num_choices: int, endpoint: _Endpoint
     ) -> list[RequestStream]:
-        continues = prompt_param == "prompt"  # a completion goes on with the prompt's text, a chat answer is its own
         try:
-            return self._context.streams.open_many(prompts, params, num_choices, continues=continues)
-        except ContextLengthError as error:
-            raise ContextLengthError(str(error), prompt_param if error.param == "prompt" else error.param) from None
+            return self._context.streams.open_many(prompts, params, num_choices, continues=endpoint.continues)
+        except RequestError as error:
+            param = endpoint.prompt_param if error.param == "prompt" else error.param
+            raise type(error)(str(error), param, error.code) from None
 
     def _parts(
         self, body: GenerationRequest, streams: Sequence[RequestStream], params: SamplingParams, id_prefix: str
@@ -120,17 +134,42 @@ class CompletionHandlers:
             has_token_ids=bool(body.return_token_ids),
         )
 
-    async def _prompt_ids(self, prompt: str | tuple[int, ...]) -> Sequence[int]:
+    async def _encode_all(self, request: Request, prompts: Sequence[Prompt], endpoint: _Endpoint) -> list[TokenIds]:
+        """All prompts as token ids; long texts in threads, for as long as the client is there."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            self._check_size(text, endpoint.prompt_param)
+        if sum(map(len, texts)) <= LONG_TEXT_CHARACTERS:
+            return [self._token_ids(prompt, endpoint) for prompt in prompts]
+        return await until_disconnect(self._encode_long(prompts, endpoint), request.receive)
+
+    async def _encode_long(self, prompts: Sequence[Prompt], endpoint: _Endpoint) -> list[TokenIds]:
+        return [
+            await anyio.to_thread.run_sync(self._token_ids, prompt, endpoint, limiter=self._long_encodes)
+            for prompt in prompts
+        ]
+
+    def _token_ids(self, prompt: Prompt, endpoint: _Endpoint) -> TokenIds:
         if isinstance(prompt, str):
-            return await self._encode(prompt, add_special_tokens=True, param="prompt")
-        check_token_ids(prompt, self._context.spec.vocab_size, "prompt")
+            return self._context.tokenizer.encode(
+                prompt, add_special_tokens=endpoint.adds_special_tokens, param=endpoint.prompt_param
+            )
+        check_token_ids(prompt, self._context.spec.vocab_size, endpoint.prompt_param)
         return prompt
 
-    async def _encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-        encode = functools.partial(
-            self._context.tokenizer.encode, text, add_special_tokens=add_special_tokens, param=param
-        )
-        return await anyio.to_thread.run_sync(encode) if len(text) > LONG_TEXT_CHARACTERS else encode()
+    def _check_size(self, text: str, param: str) -> None:
+        """Refuses a text that can't fit before it costs anything, going by the longest token.
+
+        Raises:
+            ContextLengthError: so many characters are over what the context can hold.
+        """
+        max_tokens, longest = self._context.streams.max_model_len, self._context.tokenizer.longest_token
+        if len(text) > max_tokens * longest:
+            raise ContextLengthError(
+                f"a text of {len(text)} characters can't fit the limit of {max_tokens} tokens of prompt and answer "
+                f"together: this model's tokens have at most {longest} characters",
+                param,
+            )
 
     def _default_max_tokens(self, params: SamplingParams, prompts: Sequence[Sequence[int]]) -> int:
         """OpenAI's default, more where min_tokens asks for more, less where the context has less room."""

@@ -25,6 +25,8 @@ from mtplx.server.worker import Stop, Worker
 
 DEATH_GRACE_S = 3.0  # a dead engine answers 503 this long, so that whoever watches sees why, then the process ends
 WORKER_JOIN_S = 10.0
+LISTEN_BACKLOG = 2048
+INTERRUPTED = 130
 
 log = logging.getLogger(__name__)
 
@@ -43,19 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(settings: Settings) -> int:
     """Runs a server until it is told to stop; returns the process's exit code.
 
-    0 after SIGTERM or SIGINT, 1 for a model or an engine that failed, 2 for a setting that was refused.
+    0 after SIGTERM or SIGINT (130 while loading), 1 for a model or an engine that failed, 2 for a refused setting.
     """
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
-        assembly = assemble(settings)
-        listener = _listen(settings)
+        with _bind(settings) as listener:
+            service = Service(assemble(settings))
+            # uvicorn raises the signal again once it has shut down; by then it has been obeyed
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: None)
+            listener.listen(LISTEN_BACKLOG)
+            return asyncio.run(service.run(listener))
     except MtplxError as error:
         return _refuse(error)
-    # uvicorn raises the signal again once it has shut down; by then it has been obeyed
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    with listener:
-        return asyncio.run(Service(assembly).run(listener))
+    except KeyboardInterrupt:  # while the model was loading; later it is a graceful shut-down
+        return INTERRUPTED
 
 
 def _refuse(error: MtplxError) -> int:
@@ -63,12 +67,16 @@ def _refuse(error: MtplxError) -> int:
     return 2 if isinstance(error, ConfigError) else 1
 
 
-def _listen(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+def _bind(settings: Settings) -> socket.socket:
+    """Takes the address before anything slow; nobody can connect until it listens, when there is a model to ask."""
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        listener.bind((settings.host, settings.port))
     except OSError as error:
+        listener.close()
         raise ConfigError(f"can't listen on {settings.host}:{settings.port}: {error.strerror}", "--port") from error
+    return listener
 
 
 class Service:

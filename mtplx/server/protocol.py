@@ -25,11 +25,12 @@ from typing_extensions import TypeAliasType
 
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
-from mtplx.sampling_params import MAX_SEED, MAX_STOP_STRINGS, SamplingParams
+from mtplx.sampling_params import MAX_SEED, MAX_STOP_STRINGS, REPETITION_PENALTIES, SamplingParams
 
 MAX_CHOICES = 128
 MAX_BIASED_TOKENS = 1024
 UNSUPPORTED = "unsupported_parameter"
+INVALID = "invalid_value"
 
 _T = TypeVar("_T")
 
@@ -60,9 +61,26 @@ class Accepted:
     why: str
 
 
-def shape_of(value: Any) -> str:
-    """The tag of a value that may be a text or a list; in angle brackets, since pydantic puts it into error paths."""
-    return "<text>" if isinstance(value, str) else "<list>"
+@dataclass(frozen=True, slots=True)
+class Worded:
+    """What a client is told when the value isn't of the type: pydantic's own words are for programmers."""
+
+    message: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.custom_error_schema(
+            handler(source), custom_error_type=INVALID, custom_error_message=self.message
+        )
+
+
+def shape_of(value: Any) -> str | None:
+    """The tag of a value that may be a text or a list, None for neither.
+
+    In angle brackets, since pydantic puts it into error paths.
+    """
+    if isinstance(value, str):
+        return "<text>"
+    return "<list>" if isinstance(value, list | tuple) else None
 
 
 class StrictModel(BaseModel):
@@ -79,12 +97,15 @@ StopStrings = TypeAliasType(
 )
 Stop = Annotated[
     Annotated[Annotated[str, Field(min_length=1)], Tag("<text>")] | Annotated[StopStrings, Tag("<list>")],
-    Discriminator(shape_of),
+    Discriminator(shape_of, INVALID, "must be a string or a list of strings"),
 ]
 LogitBias = TypeAliasType(
     "LogitBias",
     Annotated[
-        dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")], Annotated[float, Field(ge=-100, le=100)]],
+        dict[
+            Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$"), Worded('keys must be token ids, such as "50256"')],
+            Annotated[float, Field(ge=-100, le=100)],
+        ],
         Field(max_length=MAX_BIASED_TOKENS, json_schema_extra={"additionalProperties": False}),
     ],
 )
@@ -130,7 +151,12 @@ class GenerationRequest(StrictModel):
     min_p: float | None = Field(
         None, ge=0, le=1, description="keep tokens at least this likely beside the likeliest; default 0"
     )
-    repetition_penalty: float | None = Field(None, gt=0, description="default 1; over prompt and answer")
+    repetition_penalty: float | None = Field(
+        None,
+        ge=REPETITION_PENALTIES[0],
+        le=REPETITION_PENALTIES[1],
+        description="{} to {}, default 1; over prompt and answer".format(*REPETITION_PENALTIES),
+    )
     min_tokens: int | None = Field(None, ge=0, description="no end before this many tokens; default 0")
     ignore_eos: bool | None = Field(None, description="the model's end-of-sequence tokens don't end the answer")
     stop_token_ids: TokenIds | None = Field(None, description="token ids that end the answer")
@@ -155,6 +181,8 @@ class GenerationRequest(StrictModel):
         bias = {int(token_id): value for token_id, value in (self.logit_bias or {}).items()}
         check_token_ids(tuple(bias), spec.vocab_size, "logit_bias")
         check_token_ids(self.stop_token_ids or (), spec.vocab_size, "stop_token_ids")
+        if self.min_tokens and len(spec.eos_ids.union(self.stop_token_ids or ())) >= spec.vocab_size:
+            raise RequestError("stop_token_ids leave no token that min_tokens could be made of", "stop_token_ids")
         return SamplingParams(
             temperature=_first(self.temperature, spec.default_temperature, 1.0),
             top_k=max(0, _first(self.top_k, spec.default_top_k, 0)),

@@ -10,7 +10,16 @@ from typing_extensions import TypeAliasType
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from mtplx.server.protocol import Accepted, GenerationRequest, Metadata, Refused, StrictModel, shape_of
+from mtplx.server.protocol import (
+    INVALID,
+    Accepted,
+    GenerationRequest,
+    Metadata,
+    Refused,
+    StrictModel,
+    Worded,
+    shape_of,
+)
 
 MAX_MESSAGES = 4096
 NO_TOOLS = "tool calls are not implemented"
@@ -20,7 +29,9 @@ NO_AUDIO = "this server reads and writes text only"
 class TextPart(StrictModel):
     """The only kind of content part that a text model reads."""
 
-    type: Literal["text"] = Field(description="images, audio and files are refused")
+    type: Annotated[Literal["text"], Worded('must be "text": this server reads no images, audio or files')] = Field(
+        description="images, audio and files are refused"
+    )
     text: str = Field(description="read as it is")
     prompt_cache_breakpoint: Annotated[Any, Refused("there is no prompt cache to steer")] = None
 
@@ -28,7 +39,7 @@ class TextPart(StrictModel):
 TextParts = TypeAliasType("TextParts", Annotated[tuple[TextPart, ...], Field(min_length=1), FailFast()])
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[TextParts, Tag("<list>")],
-    Discriminator(shape_of),
+    Discriminator(shape_of, INVALID, "must be a string or a list of text parts"),
 ]
 
 

@@ -10,16 +10,16 @@ from typing_extensions import TypeAliasType
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from mtplx.server.protocol import MAX_CHOICES, GenerationRequest, Refused, TokenIds
+from mtplx.server.protocol import INVALID, MAX_CHOICES, GenerationRequest, Refused, TokenIds, shape_of
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
 
 
-def _shape_of_prompt(value: Any) -> str:
-    if isinstance(value, str):
-        return "<text>"
-    first = value[0] if isinstance(value, list | tuple) and value else None
+def _shape_of_prompt(value: Any) -> str | None:
+    if shape_of(value) != "<list>":
+        return shape_of(value)
+    first = value[0] if value else None
     if isinstance(first, str):
         return "<texts>"
     return "<token id lists>" if isinstance(first, list | tuple) else "<token ids>"
@@ -35,7 +35,7 @@ Prompt = Annotated[
     | Annotated[Texts, Tag("<texts>")]
     | Annotated[_PromptIds, Tag("<token ids>")]
     | Annotated[TokenIdLists, Tag("<token id lists>")],
-    Discriminator(_shape_of_prompt),
+    Discriminator(_shape_of_prompt, INVALID, "must be a string, a list of token ids, or a list of either"),
 ]
 
 

@@ -165,6 +165,17 @@ class Streams:
     def is_alive(self) -> bool:
         return self._closed_by is None
 
+    def check_room(self, num_prompts: int, n: int) -> None:
+        """Raises as `open_many` would for so many prompts now; admits nothing, so asking before any work costs nothing.
+
+        Raises:
+            RequestError: so many choices could never be held at once.
+            OverloadedError: not now.
+            EngineDeadError: the engine has ended or is shutting down.
+        """
+        self._check_open()
+        self._limits.check_room(num_live=len(self._live), num_prompts=num_prompts, n=n)
+
     def open(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, *, continues: bool = False
     ) -> RequestStream:
@@ -181,10 +192,9 @@ class Streams:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int = 1, *, continues: bool = False
     ) -> list[RequestStream]:
         """Admits several requests with one seed, all or none; raises as `open` does."""
-        if self._closed_by is not None:
-            raise EngineDeadError(str(self._closed_by))
+        self._check_open()
         all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
-        self._limits.check_room(num_live=len(self._live), num_more=len(prompts) * n)
+        self.check_room(len(prompts), n)
         if params.seed is None:
             params = replace(params, seed=secrets.randbelow(2**53))
         return [
@@ -206,7 +216,7 @@ class Streams:
             if delta.finish_reason is not None:
                 del self._live[output.seq_id]
                 if output.finish_reason is None:  # a stop string: the worker doesn't know
-                    self._send(Cancel(output.seq_id))
+                    self._send(Cancel(output.seq_id, FinishReason.STOP))
             live.stream.put(delta)
 
     def shut(self, error: ServerError) -> None:
@@ -220,6 +230,10 @@ class Streams:
         for seq_id, entry in live.items():
             self._send(Cancel(seq_id))
             entry.stream.put(error)
+
+    def _check_open(self) -> None:
+        if self._closed_by is not None:
+            raise EngineDeadError(str(self._closed_by))
 
     def _start(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, n: int, stops: StopRules, *, continues: bool

@@ -27,7 +27,7 @@ class Worker:
     """Runs an `EngineCore` on a thread of its own.
 
     `status` is a snapshot that is replaced after every step and every drained inbox, before the outputs are delivered:
-    whoever has seen an answer also sees it gone from the counts.
+    whoever has seen an answer also sees it gone from the counts (one that a stop string ended: a step later).
     """
 
     def __init__(self, core: EngineCore) -> None:
@@ -96,4 +96,4 @@ class Worker:
         if isinstance(message, Submit):
             self._core.add(message)
         else:
-            self._core.cancel(message.seq_id)
+            self._core.cancel(message)

@@ -44,8 +44,10 @@ class ChatTemplate:
         """
         self._source = source
         self._special_tokens = dict(special_tokens)
+        environment = _environment(now)
         try:
-            self._template = None if source is None else _environment(now).from_string(source)
+            self._template = None if source is None else environment.from_string(source)
+            self._names = frozenset() if source is None else _names_in(environment.parse(source))
         except TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template is broken at line {error.lineno}: {error.message}") from error
         except (SyntaxError, RecursionError) as error:  # Jinja takes it, the Python made of it is refused
@@ -78,10 +80,10 @@ class ChatTemplate:
         Raises:
             RequestError: the model has no template, a message is malformed, or the template refuses the messages.
         """
-        if self._template is None or self._source is None:
+        if self._template is None:
             raise RequestError("this model has no chat template, so it takes no messages; use completions", "messages")
         chat = normalize_messages(messages)
-        self._fit(chat, self._source)
+        self._fit(chat)
         try:
             return self._template.render(
                 {
@@ -99,14 +101,14 @@ class ChatTemplate:
         except (TemplateError, *_PYTHON_ERRORS) as error:
             raise RequestError("the model's chat template can't render these messages", "messages") from error
 
-    def _fit(self, chat: list[dict[str, Any]], source: str) -> None:
-        """Adapts messages to what the template reads; a field that it never mentions is refused, not dropped."""
+    def _fit(self, chat: list[dict[str, Any]]) -> None:
+        """Adapts messages to what the template reads; a field that it never reads is refused, not dropped."""
         for index, message in enumerate(chat):
-            if message["role"] == "developer" and "developer" not in source:
+            if message["role"] == "developer" and "developer" not in self._names:
                 message["role"] = "system"  # its name in models older than that role
             for key in message:
-                if key not in ("role", "content") and key not in source:
-                    raise RequestError(f"this model's chat template has no {key}", f"messages[{index}].{key}")
+                if key not in ("role", "content") and key not in self._names:
+                    raise RequestError(f"this model's chat template has no {key}", f"messages.{index}.{key}")
 
 
 def normalize_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -119,7 +121,7 @@ def normalize_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     if not messages:
         raise RequestError("messages must not be empty", "messages")
-    return [_normalize(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_normalize(message, f"messages.{index}") for index, message in enumerate(messages)]
 
 
 def _normalize(message: Message, path: str) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def _text(content: object, path: str) -> str:
         return content
     if not isinstance(content, list | tuple):
         raise RequestError(f"{path} must be a string or a list of parts", path)
-    return "\n".join(_part_text(part, f"{path}[{index}]") for index, part in enumerate(content))
+    return "\n".join(_part_text(part, f"{path}.{index}") for index, part in enumerate(content))
 
 
 def _part_text(part: object, path: str) -> str:
@@ -168,6 +170,16 @@ def _default_source(entry: object) -> str | None:
     if not isinstance(source, str):
         raise ModelError("the chat template in tokenizer_config.json is not a string")
     return source
+
+
+def _names_in(template: nodes.Template) -> frozenset[str]:
+    """Every attribute the template's code reads and every string in it; literal text and comments are left out.
+
+    Strings count since they may name a field too: message['name'], message.get('name'), map(attribute='name').
+    """
+    attributes = {node.attr for node in template.find_all(nodes.Getattr)}
+    constants = {node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(attributes | constants)
 
 
 class _RefusedError(TemplateError):

@@ -38,7 +38,11 @@ class Tokenizer:
         )
         self.bos_token = named.get("bos_token")
         self.eos_token = named.get("eos_token")
-        self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = 1 + max(vocab.values(), default=-1)
+        self.longest_token: int = max(
+            map(len, vocab), default=0
+        )  # in characters, a byte-level one's bytes each being one
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:

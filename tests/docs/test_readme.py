@@ -22,8 +22,8 @@ TIMEOUT_S = 240
 
 # What a target of the Makefile does on a machine that has nothing, in order.
 MAKE_STEPS = {
-    "serve": ("-m venv .venv", "--constraint constraints.txt --editable .", "mtplx pull", "mtplx serve"),
-    "test": ("-m venv .venv", "--constraint constraints.txt --editable", ".[dev]", "mtplx pull", "scripts/test"),
+    "serve": ("-m venv .venv", "--constraint constraints.txt", "--editable .", "mtplx serve"),
+    "test": ("-m venv .venv", "--constraint constraints.txt", "--editable", ".[dev]", "mtplx pull", "scripts/test"),
 }
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from mtplx.batching.state import StepPlan
-from tests.fakes import FakeRunner
+from tests.fakes import FakeRunner, saying
 from tests.live import MODEL, MODES, LiveServer, live_server
 
 DEADLINE_S = 20.0
@@ -200,3 +200,10 @@ def test_bursts_complete_exactly_once_and_leave_the_cache_empty(tmp_path: Path, 
         assert is_idle(server)
         metrics = server.client.get("/metrics").text
     assert "264" in metrics, "every request was counted once"
+
+
+def test_an_answer_that_reached_a_stop_string_counts_as_stopped(tmp_path: Path) -> None:
+    with live_server(tmp_path, FakeRunner(script=saying("one END two", prompt_len=5))) as server:
+        assert post(server, stop=["END"], max_tokens=40).json()["choices"][0]["finish_reason"] == "stop"
+        assert eventually(lambda: server.status()["num_finished"] == {"stop": 1})
+        assert is_idle(server)

@@ -8,7 +8,7 @@ from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.state import FinishReason, SchedulerMode, StepPlan, StopRules
 from mtplx.errors import EngineDeadError
 from mtplx.sampling_params import SamplingParams
-from mtplx.server.engine import MAX_FAILED_STEPS, EngineCore, SequenceOutput, Submit
+from mtplx.server.engine import MAX_FAILED_STEPS, Cancel, EngineCore, SequenceOutput, Submit
 from mtplx.server.modes import make_scheduler
 from tests.fakes import EOS, FakeRunner
 
@@ -116,7 +116,7 @@ def test_cancel_in_any_state_frees_everything() -> None:
     for _ in range(9):
         core.step()
     for seq_id in (0, 1, 2, 3, 3, 77):
-        core.cancel(seq_id)
+        core.cancel(Cancel(seq_id))
     assert not core.has_work
     assert core.status().num_blocks_used == 0
     assert core.status().num_finished == {FinishReason.CANCELLED: 4}
@@ -156,3 +156,20 @@ def test_status_counts_what_ran() -> None:
     assert sum(width * steps for width, steps in status.width_histogram.items()) == 4 * (1 + 5), (
         "one row a chunk or token"
     )
+
+
+@pytest.mark.parametrize("mode", [SchedulerMode.COOPERATIVE, SchedulerMode.AR_BATCH])
+def test_small_ones_do_not_wait_behind_a_huge_one_that_was_preempted(mode: SchedulerMode) -> None:
+    """The huge one can only go on when the long one ends; what fits beside both of them is served meanwhile."""
+    core = core_of(FakeRunner(num_blocks=32), mode)
+    core.add(submit(0, max_tokens=100, prompt_len=4))
+    core.add(submit(1, max_tokens=20, prompt_len=100))
+    while core.status().num_preemptions == 0:
+        core.step()
+    core.add(submit(2, max_tokens=4, prompt_len=3))
+    core.add(submit(3, max_tokens=4, prompt_len=3))
+    ends: list[int] = []
+    while core.has_work:
+        ends += [output.seq_id for output in core.step() if output.finish_reason]
+    assert ends[:2] == [2, 3]
+    assert sorted(ends) == [0, 1, 2, 3]

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from mtplx.batching.state import FinishReason, SchedulerMode
 from mtplx.config import Settings, read_api_keys
 from mtplx.decode.logprobs import TokenLogprob, TokenLogprobs
+from mtplx.errors import ServerError
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.app import ServerContext, create_app
@@ -109,6 +110,11 @@ class FakeStreams:
     opened: list[Opened] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
 
+    def check_room(self, num_prompts: int, n: int) -> None:
+        """Asked before any work, about nothing but room: only the server's own trouble is said here."""
+        if isinstance(self.refusal, ServerError):
+            raise self.refusal
+
     def open_many(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int = 1, *, continues: bool = False
     ) -> list[FakeStream]:
@@ -170,12 +176,13 @@ def fake_server(
     *,
     api_keys: Sequence[str] = (),
     spec: ModelSpec | None = None,
+    tokenizer: Tokenizer | None = None,
     **settings: Any,
 ) -> FakeServer:
-    """A whole app over scripted streams; `folder` is a scratch folder for its tokenizer, whose ids are bytes."""
+    """A whole app over scripted streams; `folder` is a scratch folder for its own tokenizer, whose ids are bytes."""
     write_byte_tokenizer(folder)
     streams = streams or FakeStreams()
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = tokenizer or Tokenizer.load(folder)
     given = Settings(api_key=tuple(SecretStr(key) for key in api_keys), **settings)
     context = ServerContext(
         settings=given,

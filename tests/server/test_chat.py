@@ -212,7 +212,8 @@ def test_b34_an_answer_does_not_change_with_the_next(server: FakeServer) -> None
     assert chat(server).json()["id"] != before["id"]
 
 
-def test_long_prompts_are_encoded_like_short_ones(server: FakeServer) -> None:
+def test_long_prompts_are_encoded_like_short_ones(tmp_path: Path) -> None:
+    server = fake_server(tmp_path, FakeStreams(max_model_len=32_768))
     chat(server, messages=[{"role": "user", "content": "x" * 20_000}])
     assert server.last.prompts[0].count(ord("x")) == 20_000
 

@@ -11,6 +11,7 @@ from mtplx.batching.state import FinishReason
 from mtplx.server.stream import Delta
 from tests.server.asgi import chunks, complete, error_of
 from tests.server.fakes import CHOSEN_LOGPROB, MODEL, FakeServer, FakeStreams, Item, entry_for, fake_server
+from tests.unit import vocabularies
 
 TEXT = "p0c0 hello"
 HI = (104, 105)
@@ -149,3 +150,16 @@ def test_unknown_token_ids_are_refused(server: FakeServer, prompt: Any) -> None:
     assert response.status_code == 400
     assert error_of(response)["param"] == "prompt"
     assert server.streams.opened == []
+
+
+def test_text_offsets_count_the_space_that_a_continuation_begins_with(tmp_path: Path) -> None:
+    """A sentencepiece vocabulary drops the space at the start of a text, but a completion goes on with the prompt's."""
+    backend = vocabularies.sentencepiece()
+    the = backend.token_id("▁the")
+    assert the is not None
+    script: list[Item] = [
+        Delta(0, " the", (the,), (entry_for(the, 1),), None),
+        Delta(0, " the", (the,), (entry_for(the, 1),), FinishReason.STOP),
+    ]
+    server = fake_server(tmp_path, FakeStreams(script=lambda *_: script), tokenizer=backend)
+    assert complete(server, logprobs=1).json()["choices"][0]["logprobs"]["text_offset"] == [0, 4]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mtplx.server.handlers import LONG_TEXT_CHARACTERS, MAX_LONG_ENCODES
 from mtplx.server.stream import Delta
+from mtplx.text.tokenizer import Tokenizer
 from tests.server.asgi import CHAT, COMPLETIONS, PATIENCE_S, USER_SAYS_HI, Exchange
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, Item, fake_server, say
 
@@ -137,5 +140,38 @@ def test_a_finished_request_is_closed_too(tmp_path: Path, stream: bool) -> None:
         exchange.start()
         await exchange.end()
         assert server.streams.streams[0].closed.is_set()
+
+    run(test())
+
+
+def test_leaving_while_long_texts_wait_to_be_encoded_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few long texts are encoded at once, and those of clients that left are not encoded at all."""
+    started, release, running = threading.Semaphore(0), threading.Event(), []
+
+    def encode(*_: Any, **__: Any) -> list[int]:
+        running.append(1)
+        started.release()
+        assert release.wait(PATIENCE_S)
+        return [1]
+
+    async def test() -> None:
+        server = fake_server(tmp_path, FakeStreams(max_model_len=32_768))
+        monkeypatch.setattr(Tokenizer, "encode", encode)
+        body = {"model": MODEL, "prompt": "x" * (LONG_TEXT_CHARACTERS + 1)}
+        exchanges = [Exchange(server.app, COMPLETIONS, body) for _ in range(MAX_LONG_ENCODES + 1)]
+        for exchange in exchanges:
+            exchange.start()
+        for _ in range(MAX_LONG_ENCODES):
+            assert await asyncio.to_thread(started.acquire, timeout=PATIENCE_S)
+        for exchange in exchanges:
+            exchange.leave()
+        await exchanges[-1].end()
+        release.set()
+        for exchange in exchanges:
+            await exchange.end()
+        assert len(running) == MAX_LONG_ENCODES
+        assert server.streams.opened == []
 
     run(test())

@@ -47,6 +47,12 @@ def test_health_is_ok_while_the_engine_lives(server: FakeServer) -> None:
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/models", f"/v1/models/{MODEL}", "/v1/status", "/status", "/metrics"])
+def test_head_answers_where_get_does(server: FakeServer, path: str) -> None:
+    got, headed = ask(server, "GET", path), ask(server, "HEAD", path)
+    assert (headed.status_code, headed.headers["content-type"]) == (200, got.headers["content-type"])
+
+
 def test_status_says_what_the_engine_did(tmp_path: Path) -> None:
     before_s = time.monotonic()
     server = fake_server(tmp_path, FakeStreams(engine=engine_status(last_step_at_s=before_s)))

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from mtplx.errors import OverloadedError, RequestError
+from mtplx.sampling_params import SamplingParams
+from mtplx.server.admission import Limits
+from mtplx.server.error_bodies import answer_of
 from mtplx.server.protocol import Refused
 from mtplx.server.protocol_chat import ChatCompletionRequest, Message, TextPart
 from mtplx.server.protocol_completions import CompletionRequest
+from mtplx.text.tokenizer import Tokenizer
 from tests.server.asgi import CHAT, COMPLETIONS, ask, chat, complete, error_of
-from tests.server.fakes import MODEL, FakeServer, fake_server
+from tests.server.fakes import MODEL, FakeServer, FakeStreams, fake_server
 
 FUNCTION = {"name": "f", "parameters": {}}
 TOOL = {"type": "function", "function": FUNCTION}
@@ -141,6 +146,9 @@ def test_fields_that_ask_nothing_pass(server: FakeServer) -> None:
         ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),
         ({"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
         ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"repetition_penalty": 1e-310}, "repetition_penalty", "invalid_value"),
+        ({"repetition_penalty": 101}, "repetition_penalty", "invalid_value"),
+        ({"min_tokens": 1, "stop_token_ids": list(range(260))}, "stop_token_ids", "invalid_value"),
         ({"n": 0}, "n", "invalid_value"),
         ({"n": 129}, "n", "invalid_value"),
         ({"n": True}, "n", "invalid_value"),
@@ -236,3 +244,84 @@ def test_names_that_the_template_has_no_place_for_are_refused(tmp_path: Path) ->
     response = chat(fake_server(tmp_path), messages=[{"role": "user", "content": "x", "name": "ann"}])
     assert response.status_code == 400
     assert "name" in error_of(response)["message"]
+
+
+IMAGE = [{"type": "image_url", "image_url": {"url": "x"}}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (CHAT, {"messages": "hi"}, "messages: must be a list"),
+        (CHAT, {"messages": []}, "messages: the list should have at least 1 item, not 0"),
+        (CHAT, {"messages": [5]}, "messages.0: must be an object"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": None}]},
+            "messages.0.content: must be a string or a list of text parts",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content: must be a string or a list of text parts",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": IMAGE}]},
+            'messages.0.content.0.type: must be "text": this server reads no images, audio or files',
+        ),
+        (COMPLETIONS, {"prompt": 5}, "prompt: must be a string, a list of token ids, or a list of either"),
+        (COMPLETIONS, {"stop": 5}, "stop: must be a string or a list of strings"),
+        (COMPLETIONS, {"logit_bias": {"x": 1}}, 'logit_bias.x: keys must be token ids, such as "50256"'),
+    ],
+)
+def test_refusals_say_in_plain_words_what_is_allowed(
+    server: FakeServer, path: str, fields: dict[str, Any], message: str
+) -> None:
+    start = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
+    assert error_of(ask(server, "POST", path, json={"model": MODEL, **start, **fields}))["message"] == message
+
+
+def refuse_to_encode(*_: Any, **__: Any) -> None:
+    raise AssertionError("no text may be encoded")
+
+
+def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = fake_server(tmp_path)
+    text = "x" * (server.streams.max_model_len * server.tokenizer.longest_token)
+    assert complete(server, prompt=text).status_code == 200, "the fake admits any length, so only size counts"
+    monkeypatch.setattr(Tokenizer, "encode", refuse_to_encode)
+    for response, param in (
+        (complete(server, prompt=text + "x"), "prompt"),
+        (complete(server, prompt=["x", text + "x"]), "prompt"),
+        (chat(server, messages=[{"role": "user", "content": text}]), "messages"),
+    ):
+        error = error_of(response)
+        assert (response.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+        assert "64 tokens" in error["message"]
+
+
+def test_a_full_queue_is_said_before_any_text_is_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fake_server(tmp_path, FakeStreams(refusal=OverloadedError("full")))
+    monkeypatch.setattr(Tokenizer, "encode", refuse_to_encode)
+    for response in (chat(server), complete(server, prompt=["a", "b"])):
+        assert (response.status_code, error_of(response)["code"]) == (503, "overloaded")
+
+
+def limits(max_live: int) -> Limits:
+    return Limits(max_model_len=64, cache_tokens=64, max_live=max_live, eos_ids=frozenset())
+
+
+@pytest.mark.parametrize(("num_prompts", "n", "param"), [(3, 1, "prompt"), (1, 3, "n"), (2, 2, "n")])
+def test_too_many_answers_name_the_field_that_asks_for_them(num_prompts: int, n: int, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        limits(2).check_room(num_live=0, num_prompts=num_prompts, n=n)
+    assert caught.value.param == param
+
+
+def test_an_empty_prompt_is_not_too_long() -> None:
+    with pytest.raises(RequestError) as caught:
+        limits(2).stop_rules(0, SamplingParams())
+    assert answer_of(caught.value).code == "invalid_value"

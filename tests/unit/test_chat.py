@@ -171,19 +171,19 @@ def test_text_parts_are_joined_by_newlines_and_nulls_dropped() -> None:
     [
         (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
-            "messages[1].content[1].type",
+            "messages.1.content.1.type",
         ),
-        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "messages[1].content[0].type"),
-        ({"role": "user", "content": [{"text": "a"}]}, "messages[1].content[0].type"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
-        ({"role": "user", "content": ["a"]}, "messages[1].content[0]"),
-        ({"role": "user", "content": 7}, "messages[1].content"),
-        ({"role": "user", "content": None}, "messages[1].content"),
-        ({"role": "assistant"}, "messages[1].content"),
-        ({"role": "wizard", "content": "a"}, "messages[1].role"),
-        ({"role": ["user"], "content": "a"}, "messages[1].role"),
-        ({"content": "a"}, "messages[1].role"),
-        ("hi", "messages[1]"),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "messages.1.content.0.type"),
+        ({"role": "user", "content": [{"text": "a"}]}, "messages.1.content.0.type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages.1.content.0.text"),
+        ({"role": "user", "content": ["a"]}, "messages.1.content.0"),
+        ({"role": "user", "content": 7}, "messages.1.content"),
+        ({"role": "user", "content": None}, "messages.1.content"),
+        ({"role": "assistant"}, "messages.1.content"),
+        ({"role": "wizard", "content": "a"}, "messages.1.role"),
+        ({"role": ["user"], "content": "a"}, "messages.1.role"),
+        ({"content": "a"}, "messages.1.role"),
+        ("hi", "messages.1"),
     ],
 )
 def test_a_malformed_message_is_refused_by_the_path_of_its_field(message: Any, param: str) -> None:
@@ -202,7 +202,22 @@ def test_no_messages_are_refused() -> None:
 def test_a_field_that_the_template_never_reads_is_refused_not_dropped(field: str) -> None:
     with pytest.raises(RequestError) as caught:
         template(CHATML).render([{"role": "assistant", "content": "a", field: "x"}])
-    assert caught.value.param == f"messages[0].{field}"
+    assert caught.value.param == f"messages.0.{field}"
+
+
+def test_a_field_named_in_the_templates_words_alone_is_not_read() -> None:
+    source = "{# name #}You are named so. the name\n{{ 'an assistant named' }}" + CHATML
+    with pytest.raises(RequestError, match=r"no name$") as caught:
+        template(source).render([*USER, {"role": "user", "content": "a", "name": "Ann"}])
+    assert caught.value.param == "messages.1.name"
+
+
+@pytest.mark.parametrize(
+    "read", ["m.name", "m['name']", "m.get('name')", "messages | map(attribute='name') | first", "'name' in m"]
+)
+def test_every_way_of_reading_a_field_counts(read: str) -> None:
+    source = f"{{% for m in messages %}}{{{{ {read} }}}}{{% endfor %}}"
+    assert template(source).render([{"role": "user", "content": "a", "name": "Ann"}]) in ("Ann", "True")
 
 
 def test_a_field_that_the_template_reads_is_passed_on() -> None:
@@ -214,7 +229,9 @@ def test_a_field_that_the_template_reads_is_passed_on() -> None:
 def test_a_developer_is_a_system_to_templates_that_know_no_developer() -> None:
     messages = [{"role": "developer", "content": "be brief"}]
     assert template(CHATML).render(messages).startswith("<|system|>be brief")
-    assert template(CHATML + "{# developer #}").render(messages).startswith("<|developer|>be brief")
+    assert template(CHATML + "{# developer #} developer").render(messages).startswith("<|system|>")
+    knows = CHATML + "{{ '' if messages[0].role == 'developer' }}"
+    assert template(knows).render(messages).startswith("<|developer|>be brief")
     assert messages[0]["role"] == "developer"
 
 

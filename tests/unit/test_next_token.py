@@ -67,7 +67,7 @@ def sampling_params(draw_from: st.DrawFn) -> SamplingParams:
         min_p=maybe(0.0, st.sampled_from([0.05, 0.3, 1.0, 1e-30])),
         presence_penalty=maybe(0.0, st.floats(-2, 2)),
         frequency_penalty=maybe(0.0, st.floats(-2, 2)),
-        repetition_penalty=maybe(1.0, st.sampled_from([1.3, 0.7, 5.0, 1e-300])),
+        repetition_penalty=maybe(1.0, st.sampled_from([1.3, 0.7, 5.0, 0.01, 100.0])),
         logit_bias=draw_from(st.dictionaries(IDS, st.sampled_from([-100.0, 100.0, 0.5, -2.0]), max_size=4)),
         min_tokens=draw_from(st.integers(0, 6)),
     )

@@ -232,10 +232,10 @@ class TestAdmission:
         table = make_table(num_blocks=10, block_size=4, max_overtaken=2)
         long = decoding(table, 0, prompt_len=12, max_tokens=8)
         huge = put(table, 1, prompt_len=32)
-        small = [put(table, seq_id, prompt_len=3, max_tokens=1) for seq_id in (2, 3, 4, 5)]
+        small = [put(table, seq_id, prompt_len=6, max_tokens=1) for seq_id in (2, 3, 4, 5)]
         assert table.admit(99) == small[:2]
         for sequence in small[:2]:
-            step(table, sequence, 3, 60)
+            step(table, sequence, 6, 60)
         assert table.admit(99) == []  # small ones would fit, but the huge one's patience has run out
         assert huge.num_overtaken == 2
         table.cancel(long.seq_id)
@@ -293,14 +293,15 @@ class TestPreemption:
         assert table.num_preemptions == 3
         table.check()
 
-    def test_nobody_passes_it(self) -> None:
+    def test_only_those_that_fit_beside_everybody_pass_it(self) -> None:
         table = make_table(num_blocks=8, block_size=4)
-        first, second = decoding(table, 1, prompt_len=12), decoding(table, 2, prompt_len=11)
-        put(table, 3, prompt_len=2, max_tokens=1)
+        first, second = decoding(table, 1, prompt_len=12, max_tokens=8), decoding(table, 2, prompt_len=11)
+        put(table, 3, prompt_len=2, max_tokens=14)  # may come to need four blocks, and the first five of the eight
+        put(table, 4, prompt_len=2, max_tokens=4)  # two, at most
         table.preempt(second)
         assert table.reserve(first, 7)
         assert table.blocks.num_free == 3
-        assert table.admit(99) == []
+        assert [sequence.seq_id for sequence in table.admit(99)] == [4]
         table.cancel(2)
         assert [sequence.seq_id for sequence in table.admit(99)] == [3]
 
