@@ -11,8 +11,9 @@ from mtplx.batching.speculation import Acceptance, Costs, choose_depths, surviva
 PROBE_SHARE = 0.01
 """The most of the time that may go into drafts which the costs speak against, made to see whether they still do."""
 
-_KEEP_ROW = 0.95  # a row's acceptance is forgotten over some twenty verified rows,
-_KEEP_SERVER = 0.99  # the server's over a hundred
+_KEEP_ROW = 0.98  # a row's acceptance is forgotten over some fifty verified rows,
+_KEEP_SERVER = 0.995  # the server's over two hundred,
+_KEEP_IDLE = 0.995  # and what is known of a depth that the row doesn't use, over two hundred steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class AdaptiveDepth:
         row_survivals = [survivals(self._of(row.seq_id), self._server, row.limit) for row in rows]
         depths = choose_depths(row_survivals, self._costs, num_other_tokens)
         self._chose_drafts = any(depths)
+        self._fade(rows, depths)
         num_tokens = len(rows) + num_other_tokens + sum(depths)
         self._saved_s += PROBE_SHARE * self._costs.step.of(num_tokens)
         self._probe(rows, depths, num_tokens)
@@ -140,6 +142,12 @@ class AdaptiveDepth:
 
     def _of(self, seq_id: int) -> Acceptance:
         return self._rows.get(seq_id, _NOTHING_SEEN)
+
+    def _fade(self, rows: Seq[DraftRow], depths: Seq[int]) -> None:
+        """A row that had bad luck takes the server's acceptance again with time."""
+        for row, depth in zip(rows, depths, strict=True):
+            if depth < row.limit and row.seq_id in self._rows:
+                self._rows[row.seq_id] = self._rows[row.seq_id].faded(depth, keep=_KEEP_IDLE)
 
     def _probe(self, rows: Seq[DraftRow], depths: list[int], num_tokens: int) -> None:
         """Deepens one row by one draft if what is saved pays for it; changes `depths`."""

@@ -13,7 +13,7 @@ MAX_DEPTH = 8
 
 _FIRST_GUESS = 0.6  # acceptance of a position before anything was seen
 _SERVER_WEIGHT = 8.0  # observations that the first guess counts for beside the server's,
-_ROW_WEIGHT = 4.0  # and that the server's acceptance counts for beside the row's
+_ROW_WEIGHT = 16.0  # and that the server's acceptance counts for beside the row's
 _MAX_CORRECTION = 0.05  # of one observed time: an outlier moves a table no further than this
 
 
@@ -38,11 +38,24 @@ class Acceptance:
         )
 
 
+    def faded(self, depth: int, *, keep: float) -> Acceptance:
+        """With less known of the positions from `depth` on, which were not tried."""
+        return Acceptance(
+            (*self.tried[:depth], *(keep * count for count in self.tried[depth:])),
+            (*self.accepted[:depth], *(keep * count for count in self.accepted[depth:])),
+        )
+
+
 def survivals(row: Acceptance, server: Acceptance, limit: int) -> list[float]:
-    """For each of the first `limit` drafts of a row the probability that it survives; never rises along the list."""
+    """For each of the first `limit` drafts of a row the probability that it survives; never rises along the list.
+
+    The server's acceptance is taken a standard error higher than seen: what looks bad by chance isn't tried again, so
+    it would stay so, while what looks good by chance is put right.
+    """
     survival, found = 1.0, []
     for i in range(limit):
-        prior = _blend(server.accepted[i], server.tried[i], _FIRST_GUESS, _SERVER_WEIGHT)
+        mean = _blend(server.accepted[i], server.tried[i], _FIRST_GUESS, _SERVER_WEIGHT)
+        prior = min(1.0, mean + math.sqrt(mean * (1.0 - mean) / (server.tried[i] + _SERVER_WEIGHT)))
         survival *= _blend(row.accepted[i], row.tried[i], prior, _ROW_WEIGHT)
         found.append(survival)
     return found
