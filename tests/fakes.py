@@ -183,7 +183,7 @@ class FakeDraftingRunner(FakeRunner):
         return wrong
 
 
-def flat_costs(*, per_token: float = 0.01, per_level: float = 0.01) -> Costs:
+def flat_costs(*, per_token: float = 0.08, per_level: float = 0.05) -> Costs:
     """Seconds of a machine on which many tokens cost little more than one: drafts pay unless they are mostly wrong."""
     return Costs(CostTable(tuple(1.0 + per_token * n for n in range(64))), DraftCost(per_level, per_token / 10))
 

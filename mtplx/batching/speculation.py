@@ -37,7 +37,6 @@ class Acceptance:
             (*accepted, *self.accepted[num_tried:]),
         )
 
-
     def faded(self, depth: int, *, keep: float) -> Acceptance:
         """With less known of the positions from `depth` on, which were not tried."""
         return Acceptance(
@@ -65,7 +64,8 @@ def survivals(row: Acceptance, server: Acceptance, limit: int) -> list[float]:
 class CostTable:
     """Seconds that a step takes by its number of tokens, which rises in stairs on most machines.
 
-    `seconds[n - 1]` is for n tokens; beyond its end the mean slope goes on. All are multiplied by `scale`.
+    `seconds[n - 1]` is for n tokens and never falls with n; beyond its end the mean slope goes on. All are multiplied
+    by `scale`.
     """
 
     seconds: tuple[float, ...]
@@ -83,14 +83,17 @@ class CostTable:
         """Moved a little towards one observed step: half of it as a whole, half at this number of tokens alone.
 
         A whole, since a machine that got busy is slower at every size; a single size, since the table may be wrong
-        there. The move's size is bounded, so it settles near the median of what is observed.
+        there. The move's size is bounded, so it settles near the median of what is observed. More tokens never cost
+        less: the sizes on either side follow where they would say so.
         """
         half = math.exp(_correction(seconds, self.of(num_tokens)) / 2)
         index = num_tokens - 1
         if index >= len(self.seconds):
             return replace(self, scale=self.scale * half)
-        entries = (*self.seconds[:index], self.seconds[index] * half, *self.seconds[index + 1 :])
-        return CostTable(entries, self.scale * half)
+        moved = self.seconds[index] * half
+        fewer = tuple(min(entry, moved) for entry in self.seconds[:index])
+        more = tuple(max(entry, moved) for entry in self.seconds[num_tokens:])
+        return CostTable((*fewer, moved, *more), self.scale * half)
 
 
 @dataclass(frozen=True, slots=True)

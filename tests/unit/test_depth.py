@@ -103,6 +103,14 @@ def test_a_machine_that_is_cheaper_than_believed_is_found_out() -> None:
     assert machine.depths[-1][0] >= 2
 
 
+@pytest.mark.parametrize("factor", [0.01, 100.0])
+def test_a_table_that_is_wholly_wrong_does_not_keep_a_wrong_head_busy(factor: float) -> None:
+    believed = Costs(CostTable(tuple(factor * entry for entry in CHEAP.step.seconds)), CHEAP.draft)
+    machine = Machine(AdaptiveDepth(believed), CHEAP)
+    machine.run([0.0] * 2, 1000)
+    assert sum(map(sum, machine.depths[500:])) < 60, "probes alone"
+
+
 def test_a_backlog_makes_a_probe_wait_longer() -> None:
     def steps_to_probe(num_unprimed: int) -> int:
         policy = AdaptiveDepth(DEAR)

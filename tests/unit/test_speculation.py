@@ -125,11 +125,23 @@ class TestCostTable:
         assert CostTable((2.0,)).of(3) == pytest.approx(6.0)
 
     def test_settles_near_the_median_and_shrugs_outliers_off(self) -> None:
-        table = CostTable((1.0, 1.0, 1.0))
+        table = CostTable((1.0, 1.0, 9.0))
         for step in range(600):
             table = table.corrected(2, 500.0 if step % 10 == 0 else 2.0)
         assert table.of(2) == pytest.approx(2.0, rel=0.1)
-        assert table.of(1) == table.of(3) == pytest.approx(2.0**0.5, rel=0.1), "half of it holds for every size"
+        assert table.of(1) == pytest.approx(2.0**0.5, rel=0.1), "half of it holds for every size"
+        assert table.of(3) == pytest.approx(9.0 * 2.0**0.5, rel=0.1)
+
+    def test_more_tokens_never_cost_less(self) -> None:
+        """A table that was measured on a busy machine, and steps of one size only since: the others follow."""
+        table = CostTable((100.0, 110.0, 120.0, 130.0))
+        for _ in range(400):
+            table = table.corrected(3, 1.0)
+        assert table.of(1) == table.of(2) == table.of(3) == pytest.approx(1.0, rel=0.1)
+        assert table.of(4) > table.of(3)
+        for _ in range(200):
+            table = table.corrected(2, 50.0)
+        assert table.of(3) >= table.of(2) == pytest.approx(50.0, rel=0.1)
 
     def test_a_step_beyond_the_table_corrects_all_of_it(self) -> None:
         assert CostTable((1.0, 2.0)).corrected(9, 100.0).of(1) > 1.0
