@@ -119,7 +119,7 @@ def _check_depth(settings: Settings, mode: SchedulerMode, max_draft_depth: int) 
     depth = settings.draft_depth
     if depth == AUTO or depth == 0:
         return
-    if mode is SchedulerMode.AR_BATCH:
+    if settings.scheduler_mode is SchedulerMode.AR_BATCH:
         why = "ar_batch never drafts"
     elif not max_draft_depth:
         why = "this version cannot load draft heads yet"

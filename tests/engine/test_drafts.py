@@ -121,7 +121,7 @@ def test_answers_are_the_oracles(mode: SchedulerMode, depth: int | None, head: s
 def test_preemption_changes_no_answer_and_drafts_cause_none_of_it(
     mode: SchedulerMode, depth: int | None, oracle: dict[int, Answer]
 ) -> None:
-    runner = FakeDraftingRunner(0.6, num_blocks=26)
+    runner = FakeDraftingRunner(0.6, num_blocks=20)
     core = core_of(runner, mode, depth, width=6, chunk=8)
     table = core.scheduler.table
     preempt = table.preempt
