@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from mtplx.batching.speculation import Acceptance, Costs, choose_depths, survivals
+from mtplx.batching.speculation import Acceptance, Costs, choose_depths, priors, survivals
 
 PROBE_SHARE = 0.01
 """The most of the time that may go into drafts which the costs speak against, made to see whether they still do."""
@@ -114,7 +114,8 @@ class AdaptiveDepth:
     def choose(self, rows: Seq[DraftRow], num_other_tokens: int) -> list[int]:
         if not rows:
             return []
-        row_survivals = [survivals(self._of(row.seq_id), self._server, row.limit) for row in rows]
+        server_priors = priors(self._server)
+        row_survivals = [survivals(self._of(row.seq_id), server_priors, row.limit) for row in rows]
         depths = choose_depths(row_survivals, self._costs, num_other_tokens)
         self._chose_drafts = any(depths)
         self._fade(rows, depths)

@@ -14,6 +14,7 @@ MAX_DEPTH = 8
 _FIRST_GUESS = 0.6  # acceptance of a position before anything was seen
 _SERVER_WEIGHT = 8.0  # observations that the first guess counts for beside the server's,
 _ROW_WEIGHT = 16.0  # and that the server's acceptance counts for beside the row's
+_LEAST_SURVIVAL = 0.02
 _MAX_CORRECTION = 0.05  # of one observed time: an outlier moves a table no further than this
 
 
@@ -45,17 +46,32 @@ class Acceptance:
         )
 
 
-def survivals(row: Acceptance, server: Acceptance, limit: int) -> list[float]:
+def priors(server: Acceptance) -> list[float]:
+    """For each position what a row is believed to accept before anything was seen of it.
+
+    It is taken a standard error higher than the server's acceptance: what looks bad by chance isn't tried again, so it
+    would stay so, while what looks good by chance is put right.
+    """
+    means = [
+        _blend(accepted, tried, _FIRST_GUESS, _SERVER_WEIGHT)
+        for accepted, tried in zip(server.accepted, server.tried, strict=True)
+    ]
+    return [
+        min(1.0, mean + math.sqrt(mean * (1.0 - mean) / (tried + _SERVER_WEIGHT)))
+        for mean, tried in zip(means, server.tried, strict=True)
+    ]
+
+
+def survivals(row: Acceptance, server_priors: Seq[float], limit: int) -> list[float]:
     """For each of the first `limit` drafts of a row the probability that it survives; never rises along the list.
 
-    The server's acceptance is taken a standard error higher than seen: what looks bad by chance isn't tried again, so
-    it would stay so, while what looks good by chance is put right.
+    The list ends before a draft that hardly ever would: whatever it costs, nothing is lost without it.
     """
     survival, found = 1.0, []
     for i in range(limit):
-        mean = _blend(server.accepted[i], server.tried[i], _FIRST_GUESS, _SERVER_WEIGHT)
-        prior = min(1.0, mean + math.sqrt(mean * (1.0 - mean) / (server.tried[i] + _SERVER_WEIGHT)))
-        survival *= _blend(row.accepted[i], row.tried[i], prior, _ROW_WEIGHT)
+        survival *= _blend(row.accepted[i], row.tried[i], server_priors[i], _ROW_WEIGHT)
+        if survival < _LEAST_SURVIVAL:
+            break
         found.append(survival)
     return found
 

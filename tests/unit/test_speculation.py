@@ -16,6 +16,7 @@ from mtplx.batching.speculation import (
     CostTable,
     DraftCost,
     choose_depths,
+    priors,
     rate_of,
     survivals,
 )
@@ -101,8 +102,8 @@ def test_survivals_are_probabilities_that_never_rise(steps: list[tuple[int, int]
     row = Acceptance()
     for num_drafts, num_accepted in steps:
         row = row.after(num_drafts, min(num_drafts, num_accepted), keep=0.9)
-    found = survivals(row, Acceptance().after(4, 2, keep=0.9), limit)
-    assert len(found) == limit
+    found = survivals(row, priors(Acceptance().after(4, 2, keep=0.9)), limit)
+    assert len(found) <= limit
     assert found == sorted(found, reverse=True)
     assert all(0 <= survival <= 1 for survival in found)
 
@@ -115,8 +116,13 @@ def test_a_row_is_believed_more_than_the_server(num_accepted: int, low: float, h
     row = Acceptance()
     for _ in range(40):
         row = row.after(3, num_accepted, keep=0.98)
-    assert low <= survivals(row, server, 1)[0] <= high
-    assert not low <= survivals(Acceptance(), server, 1)[0] <= high, "a new row takes the server's"
+    assert low <= survivals(row, priors(server), 1)[0] <= high
+    assert not low <= survivals(Acceptance(), priors(server), 1)[0] <= high, "a new row takes the server's"
+
+
+def test_drafts_that_hardly_survive_are_no_candidates() -> None:
+    assert survivals(Acceptance(), [0.5, 0.1, 0.1, 0.9], 4) == pytest.approx([0.5, 0.05])
+    assert survivals(Acceptance(), [0.01] * 8, 8) == []
 
 
 class TestCostTable:
