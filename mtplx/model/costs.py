@@ -41,7 +41,8 @@ def measure_costs(
 def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[], float]) -> DraftCost:
     """A level's cost from one row, a token's from several; at least one pair of runs, more while there is time."""
     num_rows = max(1, min(_DRAFT_ROWS, runner.num_blocks))
-    levels = min(2, runner.max_draft_depth, runner.block_size - 1)
+    levels = min(2, runner.max_draft_depth)
+    assert runner.block_size >= 2 + levels, "each row has one block for two tokens and its guesses"
     one_s = many_s = float("inf")
     end_s = clock() + budget_s
     runner.run(_plan(runner, num_rows))
