@@ -27,7 +27,7 @@ from mtplx.server.stream import RequestStream, Streams
 from tests.fakes import fake_spec, load_byte_tokenizer
 
 WIDTHS = (1, 8, 32)
-MODES = (SchedulerMode.COOPERATIVE, SchedulerMode.AR_BATCH)
+MODES = (SchedulerMode.COOPERATIVE, SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH)
 
 
 class InstantRunner:

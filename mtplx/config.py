@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -31,6 +31,7 @@ from mtplx.batching.state import SchedulerMode
 from mtplx.errors import ConfigError
 
 ENV_PREFIX = "MTPLX_"
+AUTO: Final = "auto"
 
 # Variables with our prefix that are not settings of the server: the model cache's place, the client's address, and an
 # opt-in that becomes a setting together with the mode it opens.
@@ -74,7 +75,9 @@ class Settings(BaseSettings):
     prefill_chunk_tokens: int | None = Field(
         None, ge=1, description="most prompt tokens in one step; default 64 on cpu, else 512"
     )
-    draft_depth: int = Field(0, ge=0, le=8, description="tokens guessed ahead; only 0 until heads exist")
+    draft_depth: Literal["auto", 0, 1, 2, 3, 4, 5, 6, 7, 8] = Field(
+        AUTO, description="tokens guessed ahead by a draft head; auto: serial 0, else by acceptance and cost"
+    )
     drain_timeout_s: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="seconds that SIGTERM leaves to running requests"
     )
@@ -91,6 +94,14 @@ class Settings(BaseSettings):
         if any(isinstance(item, str) and not item.strip() for item in items):
             raise PydanticCustomError("blank", "input should not be empty")
         return value
+
+    @field_validator("draft_depth", mode="before")
+    @classmethod
+    def _read_depth(cls, value: object) -> object:
+        """Flags and variables are text; a boolean, which Python counts as a number, is no depth."""
+        if isinstance(value, str) and value.isdecimal():
+            return int(value)
+        return str(value) if isinstance(value, bool) else value
 
     @classmethod
     def settings_customise_sources(
@@ -287,5 +298,5 @@ def _choices(annotation: Any) -> tuple[str, ...]:
     """What the value can be when that is a short list, else nothing."""
     kind = _value_type(annotation)
     if get_origin(kind) is Literal:
-        return get_args(kind)
+        return tuple(str(choice) for choice in get_args(kind))
     return tuple(member.value for member in kind) if isinstance(kind, type) and issubclass(kind, Enum) else ()

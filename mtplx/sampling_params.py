@@ -12,12 +12,14 @@ MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 REPETITION_PENALTIES = (0.01, 100.0)  # least and most: any score, divided or multiplied by one, stays finite
+MAX_DRAFT_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """The sampling fields of one request, shared by all its choices.
 
+    `draft_depth` caps the tokens guessed ahead, for speed alone: no answer depends on it; None leaves it to the server.
     `seed` None means that a random one is drawn at admission and reported. `logprobs` None means none are wanted, 0 the
     chosen token's alone, k also the k likeliest. `max_tokens` None means up to the context limit. `top_k` 0 and
     `top_p` 1.0 and `min_p` 0.0 keep every token.
@@ -41,6 +43,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    draft_depth: int | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 2.0)
@@ -54,6 +57,7 @@ class SamplingParams:
         _in_range("max_tokens", self.max_tokens, 1, None)
         _in_range("min_tokens", self.min_tokens, 0, None)
         _in_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        _in_range("draft_depth", self.draft_depth, 0, MAX_DRAFT_DEPTH)
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
         if isinstance(self.stop, str):

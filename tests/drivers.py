@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mtplx.batching.blocks import BlockAllocator
+from mtplx.batching.drafting import Speculator
 from mtplx.batching.state import FinishReason, SchedulerMode
 from mtplx.model.runner import Runner
 from mtplx.server.engine import EngineCore, Submit
@@ -19,10 +20,14 @@ def run_closed_loop(
     mode: SchedulerMode,
     concurrency: int,
     chunk: int,
+    speculator: Speculator | None = None,
 ) -> list[tuple[int, ...]]:
     """The emitted ids of every request, in the order of `submits`, with at most `concurrency` of them live at once."""
     blocks = BlockAllocator(runner.num_blocks, runner.block_size)
-    core = EngineCore(runner, make_scheduler(mode, blocks, decode_batch_max=concurrency, prefill_chunk_tokens=chunk))
+    scheduler = make_scheduler(
+        mode, blocks, decode_batch_max=concurrency, prefill_chunk_tokens=chunk, speculator=speculator
+    )
+    core = EngineCore(runner, scheduler)
     todo = [replace(submit, seq_id=index) for index, submit in enumerate(submits)]
     emitted: list[list[int]] = [[] for _ in todo]
     num_live = 0

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from mtplx.batching.state import Row, StepPlan
-from mtplx.model.runner import Logits
+from mtplx.batching.speculation import Costs, CostTable, DraftCost
+from mtplx.batching.state import DraftRequest, Row, StepPlan
+from mtplx.model.runner import Choose, Logits
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.text.tokenizer import Tokenizer
 
@@ -77,8 +79,12 @@ class FakeRunner:
         assert len(row.block_ids) * self.block_size >= row.end, "the row's blocks must cover it"
         slots = [row.block_ids[p // self.block_size] * self.block_size + p % self.block_size for p in range(row.end)]
         self._slots[slots[row.start :]] = row.token_ids
+        self._on_written(slots, row)
         history = tuple(int(token_id) for token_id in self._slots[slots])
         return [self._logits(history[: row.end - back]) for back in reversed(range(row.num_logits))]
+
+    def _on_written(self, slots: list[int], row: Row) -> None:
+        """For a head that keeps what comes with each cache entry."""
 
     def _logits(self, history: History) -> np.ndarray:
         favourite = self.script(history)
@@ -91,6 +97,95 @@ class FakeRunner:
         logits[128:256] = -50.0  # plain ASCII, so that text is easy to read in a failing test
         logits[:32] = -50.0
         return logits
+
+
+class FakeDraftingRunner(FakeRunner):
+    """A fake with a head that is right with probability `p_right`, by a hash of the history: 1 always, 0 never.
+
+    The head keeps what a real one would: for each of the model's cache slots a hidden state (a hash of the history up
+    to there), for each of its own what it was made of. Every call asserts that after building its cache covers exactly
+    the slots 1 to end - 1, each from the hidden state that the model left at the position before and the true token.
+    `head_fault(requests)` runs before each call and may raise. `draft_calls` records the requests of every call.
+    """
+
+    max_draft_depth = 8
+
+    def __init__(
+        self,
+        p_right: float = 1.0,
+        *,
+        head_fault: Callable[[Sequence[DraftRequest]], None] = lambda _: None,
+        **fake: Any,
+    ) -> None:
+        super().__init__(**fake)
+        self.p_right = p_right
+        self.head_fault = head_fault
+        self.draft_calls: list[list[DraftRequest]] = []
+        num_slots = self.num_blocks * self.block_size
+        self._hidden: list[int | None] = [None] * num_slots
+        self._head: list[tuple[int, int] | None] = [None] * num_slots
+
+    def draft(self, requests: Sequence[DraftRequest], choose: Choose) -> list[tuple[int, ...]]:
+        self.draft_calls.append(list(requests))
+        self.head_fault(requests)
+        histories = [self._build(request) for request in requests]
+        drafts: list[list[int]] = [[] for _ in requests]
+        open_rows = [index for index, request in enumerate(requests) if request.depth > 0]
+        for level in range(max((request.depth for request in requests), default=0)):
+            open_rows = [index for index in open_rows if requests[index].depth > level]
+            if not open_rows:
+                break
+            lines = [self._head_logits((*histories[index], *drafts[index])) for index in open_rows]
+            chosen = choose(open_rows, np.array(lines, dtype=np.float32))
+            for index, token_id in zip(open_rows, chosen, strict=True):
+                if token_id is not None:
+                    drafts[index].append(token_id)
+                    self._spoil_slot(requests[index], level)
+            open_rows = [index for index, token_id in zip(open_rows, chosen, strict=True) if token_id is not None]
+        return [tuple(tokens) for tokens in drafts]
+
+    def _on_written(self, slots: list[int], row: Row) -> None:
+        for position in range(row.start, row.end):
+            history = tuple(int(token_id) for token_id in self._slots[slots[: position + 1]])
+            self._hidden[slots[position]] = hash(history)
+
+    def _build(self, request: DraftRequest) -> History:
+        """Builds the request's slots, checks all up to its end, and returns the tokens up to there."""
+        assert request.start >= 1, "slot 0 has no hidden state before it"
+        assert request.token_ids, "the last slot gives the first guess, so at least that is named"
+        end = request.end
+        assert len(request.block_ids) * self.block_size >= end + request.depth, "guesses and their rows need blocks"
+        slots = [self._slot(request, position) for position in range(end)]
+        for position, token_id in enumerate(request.token_ids, start=request.start):
+            hidden = self._hidden[slots[position - 1]]
+            assert hidden is not None, "the model hasn't computed the position before"
+            self._head[slots[position]] = (hidden, token_id)
+        tokens = (*(int(token_id) for token_id in self._slots[slots[:-1]]), request.token_ids[-1])
+        for position in range(1, end):
+            expected = (hash(tokens[:position]), tokens[position])
+            assert self._head[slots[position]] == expected, f"head slot {position} of {end} is missing or stale"
+        return tokens
+
+    def _slot(self, request: DraftRequest, position: int) -> int:
+        return request.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _spoil_slot(self, request: DraftRequest, level: int) -> None:
+        """A guess becomes the next slot's token, if another guess may follow: never valid for a later call."""
+        if level + 1 < request.depth:
+            self._head[self._slot(request, request.end + level)] = (-1, -1)
+
+    def _head_logits(self, history: History) -> np.ndarray:
+        luck = zlib.crc32(repr(("head", history)).encode()) / 2**32
+        if luck < self.p_right:
+            return self._logits(history)
+        wrong = np.zeros(VOCAB_SIZE)
+        wrong[128 + len(history) % 100] = 1e6  # no fake answer has such a token
+        return wrong
+
+
+def flat_costs(*, per_token: float = 0.08, per_level: float = 0.05) -> Costs:
+    """Seconds of a machine on which many tokens cost little more than one: drafts pay unless they are mostly wrong."""
+    return Costs(CostTable(tuple(1.0 + per_token * n for n in range(64))), DraftCost(per_level, per_token / 10))
 
 
 def saying(text: str, *, prompt_len: int, then: int = EOS) -> Callable[[History], int]:

@@ -13,13 +13,10 @@ from typing import Any
 
 import httpx
 
-from mtplx.batching.blocks import BlockAllocator
 from mtplx.config import Settings, read_api_keys
 from mtplx.model.weights import ModelFolder
 from mtplx.server.admission import Limits
-from mtplx.server.assemble import Assembly
-from mtplx.server.engine import EngineCore
-from mtplx.server.modes import make_scheduler, resolve_mode
+from mtplx.server.assemble import Assembly, build_core
 from mtplx.server.openai import Service
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.tokenizer import Tokenizer
@@ -27,6 +24,7 @@ from tests.fakes import FakeRunner, write_byte_tokenizer
 
 MODEL = "fake-model"
 MODES = ("serial", "cooperative", "ar_batch")
+DRAFTING_MODES = ("serial", "cooperative", "mtp_batch", "hyper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +68,20 @@ def live_server(folder: Path, runner: FakeRunner, mode: str = "ar_batch", **sett
 
 def fake_assembly(folder: Path, runner: FakeRunner, settings: Settings) -> Assembly:
     write_byte_tokenizer(folder)
-    scheduler = make_scheduler(
-        resolve_mode(settings),
-        BlockAllocator(runner.num_blocks, runner.block_size),
-        decode_batch_max=settings.decode_batch_max,
-        prefill_chunk_tokens=settings.prefill_chunk_tokens or 16,
-    )
+    core = build_core(settings.model_copy(update={"prefill_chunk_tokens": settings.prefill_chunk_tokens or 16}), runner)
     cache_tokens = runner.num_blocks * runner.block_size
     return Assembly(
         settings=settings,
         api_keys=read_api_keys(settings),
         model=ModelFolder(path=folder, name=MODEL, source="made in a test"),
         model_name=MODEL,
-        core=EngineCore(runner, scheduler),
+        core=core,
         tokenizer=Tokenizer.load(folder),
         chat_template=ChatTemplate.load(folder),
         limits=Limits(
             max_model_len=min(settings.max_model_len or runner.spec.max_position, runner.spec.max_position),
             cache_tokens=cache_tokens,
-            max_live=scheduler.max_running + settings.max_queue,
+            max_live=core.scheduler.max_running + settings.max_queue,
             eos_ids=runner.spec.eos_ids,
         ),
         fingerprint="fake",

@@ -13,14 +13,16 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from mtplx.batching.blocks import BlockAllocator
-from mtplx.batching.budget import share_out, split_phases
+from mtplx.batching.depth import FixedDepth
+from mtplx.batching.drafting import Speculator
 from mtplx.batching.scheduler import Scheduler
 from mtplx.batching.sequences import SequenceTable
+from mtplx.batching.speculation import MAX_DEPTH
 from mtplx.batching.state import (
+    DraftRequest,
     FinishReason,
     Row,
     RowOutcome,
-    SchedulerMode,
     Sequence,
     SequenceEvent,
     StepPlan,
@@ -173,6 +175,7 @@ class Simulator:
         self.model = FakeModel(blocks.num_total, blocks.block_size)
         self.traces: dict[int, Trace] = {}
         self.plans: list[StepPlan] = []
+        self.draft_calls: list[list[DraftRequest]] = []
         self.now_s = 0.0
         self._drafter = drafter
         self._cost = cost or StepCost()
@@ -196,7 +199,7 @@ class Simulator:
 
     def step(self, *, cancel_between: Iterable[int] = (), fail: Iterable[int] = ()) -> StepPlan:
         """One plan, one fake forward, one commit; may cancel between plan and commit, and fail some rows."""
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self._head if self._drafter else None)
         self.table.check()
         assert bool(plan.rows) != self.table.is_empty, "a plan is empty if and only if the table is"
         outcomes = self.model.run(plan)
@@ -210,7 +213,6 @@ class Simulator:
         self.plans.append(plan)
         self.now_s += self._cost.of(plan)
         self._record(events)
-        self._draft(plan)
         return plan
 
     def run(self, requests: Iterable[SimRequest], *, max_steps: int = 20_000) -> dict[int, Trace]:
@@ -240,41 +242,25 @@ class Simulator:
             trace.token_times_s.extend([self.now_s] * len(event.token_ids))
             trace.finish_reason = event.finish_reason
 
-    def _draft(self, plan: StepPlan) -> None:
-        """As the engine does after a commit: drafts for whatever decodes in the next step."""
-        if self._drafter is None:
-            return
-        for row in plan.rows:
-            sequence = self.table.get(row.seq_id)
-            if sequence is not None and sequence.is_decoding:
-                sequence.draft_ids = self._drafter(sequence.token_ids)
+    def _head(self, requests: Seq[DraftRequest]) -> list[list[int]]:
+        """The drafter's guesses, cut to what was asked. Checks that what was built is what there is to build."""
+        assert self._drafter is not None
+        for request in requests:
+            sequence = self.table.get(request.seq_id)
+            assert sequence is not None
+            assert list(request.token_ids) == sequence.token_ids[request.start : request.end]
+            assert 1 <= request.start <= max(1, sequence.num_primed), "a slot was left out"
+            assert request.end <= sequence.num_computed + 1, "the model hasn't come so far"
+            assert request.depth == 0 or sequence.is_decoding
+            assert request.depth == 0 or request.end == len(sequence.token_ids)
+            assert request.end + request.depth <= sequence.prompt_len + sequence.stops.max_tokens - 1, "past the answer"
+        self.draft_calls.append(list(requests))
+        return [self._drafter(self.table.get(r.seq_id).token_ids)[: r.depth] for r in requests]  # type: ignore[union-attr]
 
 
-class VerifyAll:
-    """The least mode that speculates, built from the table's primitives: every sequence verifies what drafts it has."""
-
-    mode = SchedulerMode.MTP_BATCH
-
-    def __init__(self, table: SequenceTable, *, max_running: int, prefill_chunk_tokens: int) -> None:
-        self.table = table
-        self.max_running = max_running
-        self._chunk_tokens = prefill_chunk_tokens
-
-    def plan(self) -> StepPlan:
-        self.table.secure_next_tokens()
-        self.table.admit(self.max_running)
-        phases = split_phases(self.table.running)
-        rows = []
-        for sequence in phases.decoding:
-            num_tokens = 1 + len(sequence.draft_ids)
-            self.table.reserve(sequence, num_tokens)  # where blocks are short, the row has fewer drafts
-            rows.append(self.table.row(sequence, num_tokens))
-        for share in share_out(phases.prefilling, self._chunk_tokens):
-            rows.append(self.table.row(share.sequence, share.num_tokens))
-        return StepPlan(tuple(rows))
-
-    def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
-        return self.table.commit(plan, outcomes)
+def make_speculator(depth: int = MAX_DEPTH) -> Speculator:
+    """Every row drafts as deep as it may, up to `depth`; how many drafts there are is then the drafter's."""
+    return Speculator(FixedDepth(depth), prefill_chunk_tokens=64)
 
 
 def make_table(num_blocks: int = 64, block_size: int = 4, *, max_overtaken: int = 8) -> SequenceTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
 
@@ -23,8 +24,16 @@ class Scheduler(Protocol):
         """The most sequences it admits at once; with the queue limit this bounds what the server accepts."""
         ...
 
-    def plan(self) -> StepPlan:
-        """Admits, preempts, reserves blocks, and returns the next step's rows; empty when there is nothing to do."""
+    @property
+    def speculator(self) -> Speculator | None:
+        """What decides drafts; None where there are none."""
+        ...
+
+    def plan(self, head: DraftHead | None = None) -> StepPlan:
+        """Admits, preempts, reserves blocks, and returns the next step's rows; empty when there is nothing to do.
+
+        Without `head`, or without a speculator, the rows have no drafts.
+        """
         ...
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:

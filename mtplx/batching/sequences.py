@@ -16,7 +16,16 @@ from collections.abc import Sequence as Seq
 from mtplx.batching.admission import MAX_OVERTAKEN, Room, entries_to_start, max_entries, next_to_admit
 from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.rows import apply_outcome, next_row
-from mtplx.batching.state import FinishReason, Row, RowOutcome, Sequence, SequenceEvent, SequenceStatus, StepPlan
+from mtplx.batching.state import (
+    DraftRequest,
+    FinishReason,
+    Row,
+    RowOutcome,
+    Sequence,
+    SequenceEvent,
+    SequenceStatus,
+    StepPlan,
+)
 
 
 class SequenceTable:
@@ -112,10 +121,12 @@ class SequenceTable:
         """
         admitted = []
         while self._waiting and self.num_running < max_running:
-            room = Room(self._num_spare(), self.blocks.num_total, self._running, self.blocks.blocks_for)
+            room = Room(self._num_spare_at_most(), self.blocks.num_total, self._running, self.blocks.blocks_for)
             index = next_to_admit(self._waiting, room, self._max_overtaken)
             if index is None:
                 break
+            if self._blocks_to_start(self._waiting[index]) > self._num_spare():
+                self._take_back_surplus()
             for passed in self._waiting[:index]:
                 passed.num_overtaken = min(passed.num_overtaken + 1, self._max_overtaken)
             sequence = self._waiting.pop(index)
@@ -135,13 +146,35 @@ class SequenceTable:
     def secure_next_tokens(self) -> None:
         """Gives every running sequence room for its next token, first admitted first.
 
-        While blocks are short the sequence admitted last is preempted. It goes back to the front of the line, in
-        order of arrival, and is computed again later; its answer can't change, only its pace.
+        While blocks are short, first the blocks that were taken for drafts come back, then the sequence admitted last
+        is preempted. It goes back to the front of the line, in order of arrival, and is computed again later; its
+        answer can't change, only its pace.
         """
         for sequence in self.running:
             while sequence.status is SequenceStatus.RUNNING and not self.reserve(sequence, 1):
+                if self._take_back_surplus():
+                    continue
                 assert self.num_running > 1, f"sequence {sequence.seq_id} doesn't fit alone"
                 self.preempt(self._running[-1])
+
+    def reserve_drafts(self, sequence: Sequence, depth: int) -> int:
+        """Returns for how many of `depth` drafts after its pending token a decoding sequence now has blocks.
+
+        Takes only blocks that no running sequence needs for its next token: drafts never cause a preemption.
+        """
+        assert sequence.is_decoding
+        missing = self.blocks.blocks_for(sequence.num_computed + 1 + depth) - len(sequence.block_ids)
+        if missing > 0:
+            sequence.block_ids.extend(self.blocks.allocate(max(0, min(missing, self._num_spare()))))
+        return min(depth, len(sequence.block_ids) * self.blocks.block_size - sequence.num_computed - 1)
+
+    def set_drafts(self, request: DraftRequest, draft_ids: Seq[int]) -> None:
+        """Takes what a draft head did for a running sequence: slots it built, and guesses for the next row."""
+        sequence = self._by_id[request.seq_id]
+        assert sequence.status is SequenceStatus.RUNNING
+        assert len(draft_ids) <= request.depth, "more drafts than were asked for"
+        sequence.num_primed = max(sequence.num_primed, request.end)
+        sequence.draft_ids = list(draft_ids)
 
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the line, before the first that arrived later; its tokens are kept."""
@@ -210,11 +243,12 @@ class SequenceTable:
         for sequence in self._waiting:
             assert sequence.status is SequenceStatus.WAITING
             assert not sequence.block_ids, f"waiting sequence {sequence.seq_id} holds blocks"
-            assert sequence.num_computed == 0
+            assert sequence.num_computed == sequence.num_primed == 0
         for sequence in self._running:
             assert sequence.status is SequenceStatus.RUNNING
             assert 0 <= sequence.num_computed < len(sequence.token_ids)
             assert self.blocks.blocks_for(sequence.num_computed) <= len(sequence.block_ids)
+            assert sequence.num_primed <= sequence.num_computed + 1, "the head is ahead of the model"
         for sequence in live:
             assert 0 <= sequence.num_emitted < sequence.stops.max_tokens
             assert 0 <= sequence.num_overtaken <= self._max_overtaken
@@ -231,6 +265,29 @@ class SequenceTable:
 
     def _can_grow(self, sequence: Sequence) -> bool:
         return self.blocks.blocks_for(max_entries(sequence)) > len(sequence.block_ids)
+
+    def _num_spare_at_most(self) -> int:
+        """What `_num_spare` would be if the surplus were taken back."""
+        num_spare = self.blocks.num_free
+        for sequence in self._running:
+            num_needed = self._num_needed(sequence)
+            num_spare += len(sequence.block_ids) - num_needed
+            num_spare -= self.blocks.blocks_for(max_entries(sequence)) > num_needed
+        return num_spare
+
+    def _take_back_surplus(self) -> bool:
+        """Frees what sequences hold beyond their need; False if there was nothing. Drafts to verify get shorter."""
+        num_free = self.blocks.num_free
+        for sequence in self._running:
+            num_needed = self._num_needed(sequence)
+            self.blocks.free(sequence.block_ids[num_needed:])
+            del sequence.block_ids[num_needed:]
+        return self.blocks.num_free > num_free
+
+    def _num_needed(self, sequence: Sequence) -> int:
+        """The blocks that are no surplus: up to its next token, and before it decodes what admission promised."""
+        num_entries = len(sequence.token_ids) if sequence.is_decoding else entries_to_start(sequence)
+        return min(len(sequence.block_ids), self.blocks.blocks_for(num_entries))
 
     def _start(self, sequence: Sequence) -> None:
         sequence.block_ids = self.blocks.allocate(self._blocks_to_start(sequence))
@@ -255,6 +312,7 @@ class SequenceTable:
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed = 0
+        sequence.num_primed = 0
         sequence.num_preempted += 1
         self._num_preemptions += 1
 

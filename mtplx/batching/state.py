@@ -66,6 +66,8 @@ class Sequence:
     num_overtaken: int = 0  # times a later arrival was admitted before it
     num_preempted: int = 0
     admitted_len: int = 0  # tokens it had when it was last admitted
+    max_draft_depth: int | None = None  # the request's own cap; None leaves it to the server
+    num_primed: int = 0  # slots of the draft head's cache that are built from the model's own hidden states
 
     @property
     def num_emitted(self) -> int:
@@ -123,6 +125,29 @@ class StepPlan:
     @property
     def num_logits(self) -> int:
         return sum(row.num_logits for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a draft head does for one sequence: build its cache slots for `token_ids`, then guess `depth` tokens more.
+
+    Slot p is built from the model's hidden state of position p - 1 and token p, so `start` is at least 1. With depth 0
+    the slots are built and nothing is guessed. `block_ids` cover position end + depth - 1.
+
+        prompt of 6, nothing built yet, first token emitted:  start 1, token_ids p p p p p e, depth 2
+        then one draft of two accepted:                       start 7, token_ids e e, depth 2
+    """
+
+    seq_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    depth: int
+
+    @property
+    def end(self) -> int:
+        """One past the last token; the first guess is of this position."""
+        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

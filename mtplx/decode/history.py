@@ -42,6 +42,10 @@ class History:
         """The absolute position of the token to be drawn next."""
         return self.prompt_len + self.num_emitted
 
+    def copy(self) -> History:
+        """One that can grow by guesses while this one stays."""
+        return History(self.prompt_len, self.num_emitted, self.is_seen.copy(), self.emitted_counts.copy())
+
     def append(self, token_id: int) -> None:
         """Adds an emitted token."""
         self.num_emitted += 1

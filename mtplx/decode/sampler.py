@@ -41,7 +41,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, SamplerEntry] = {}
 
     def add(
         self,
@@ -64,7 +64,7 @@ class Sampler:
                 raise RequestError(f"logit_bias: token id {token_id} is not below {self._vocab_size}", "logit_bias")
         stops = np.array(sorted(i for i in stop_ids if 0 <= i < self._vocab_size), dtype=np.int64)
         history = History.of_prompt(prompt_ids, params, self._vocab_size)
-        self._entries[seq_id] = _Entry(params, seed, choice, stops, history)
+        self._entries[seq_id] = SamplerEntry(params, seed, choice, stops, history)
 
     def remove(self, seq_id: int) -> None:
         """Forgets a sequence.
@@ -87,6 +87,11 @@ class Sampler:
             self._decode_row(row, first_line, logits_WV, plain_tokens)
             for row, first_line in zip(plan.rows, first_lines, strict=True)
         ]
+
+    def copy_of(self, seq_id: int) -> SamplerEntry:
+        """What is remembered of a sequence, to be drawn from and grown by guesses without any effect here."""
+        entry = self._entries[seq_id]
+        return SamplerEntry(entry.params, entry.seed, entry.choice, entry.stop_ids, entry.history.copy())
 
     def check(self) -> None:
         """Asserts the invariants of every entry."""
@@ -140,7 +145,9 @@ class Sampler:
 
 
 @dataclass(slots=True)
-class _Entry:
+class SamplerEntry:
+    """The function's arguments for one sequence, but for the logits."""
+
     params: SamplingParams
     seed: int
     choice: int
@@ -155,6 +162,10 @@ class _Entry:
         """The token at the next position. Raises: GenerationError."""
         noise_key = NoiseKey(self.seed, self.history.next_position, self.choice)
         return next_token(logits_V, self.params, self.history, noise_key, self._banned_ids())
+
+    def ends_with(self, token_id: int) -> bool:
+        """Whether the answer would end if that token came next."""
+        return token_id in self.stop_ids.tolist()
 
     def _banned_ids(self) -> npt.NDArray[np.int64]:
         """What can't be drawn at the next position. Another ban, such as a grammar's, adds its ids here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtplx.decode.logprobs import TokenLogprobs
-from mtplx.server.answer import AnswerParts, Choice
+from mtplx.server.answer import AnswerParts, Choice, metrics_of
 from mtplx.server.logprob_shapes import chat_logprobs
 from mtplx.server.responses import (
     ChatChoice,
@@ -47,9 +47,10 @@ class ChatAnswer:
             chunks.append(self._chunk([self._chunk_choice(choice.number, {}, str(delta.finish_reason))]))
         return chunks
 
-    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk:
+    def usage_chunk(self, choices: Sequence[Choice], usage: Usage) -> ChatCompletionChunk:
         chunk = self._chunk([])
         chunk["usage"] = usage
+        chunk["metrics"] = metrics_of(choices)
         return chunk
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> ChatCompletion:
@@ -63,6 +64,7 @@ class ChatAnswer:
             "object": "chat.completion",
             "choices": [self._whole_choice(choice) for choice in choices],
             "usage": usage,
+            "metrics": metrics_of(choices),
         }
         if self._parts.has_token_ids:
             answer["prompt_token_ids"] = list(self._parts.prompts[0])

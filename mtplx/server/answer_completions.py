@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtplx.decode.logprobs import TokenLogprobs
-from mtplx.server.answer import AnswerParts, Choice
+from mtplx.server.answer import AnswerParts, Choice, metrics_of
 from mtplx.server.logprob_shapes import completion_logprobs
 from mtplx.server.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from mtplx.server.stream import Delta
@@ -32,15 +32,17 @@ class CompletionAnswer:
             piece["prompt_token_ids"] = list(choice.prompt_ids)
         return [self._answer([piece])]
 
-    def usage_chunk(self, usage: Usage) -> Completion:
+    def usage_chunk(self, choices: Sequence[Choice], usage: Usage) -> Completion:
         chunk = self._answer([])
         chunk["usage"] = usage
+        chunk["metrics"] = metrics_of(choices)
         return chunk
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Completion:
         pieces = [self._choice(choice, choice.text, choice.token_ids, choice.logprobs) for choice in choices]
         answer = self._answer(pieces)
         answer["usage"] = usage
+        answer["metrics"] = metrics_of(choices)
         if self._parts.has_token_ids:
             for piece, choice in zip(pieces, choices, strict=True):
                 piece["prompt_token_ids"] = list(choice.prompt_ids)

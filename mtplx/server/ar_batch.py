@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from mtplx.batching.budget import share_out, split_phases
+from mtplx.batching.drafting import DraftHead
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
 
@@ -18,6 +19,7 @@ class ArBatch:
     """`prefill_chunk_tokens` is the most prompt tokens in one step, over all sequences."""
 
     mode = SchedulerMode.AR_BATCH
+    speculator = None
 
     def __init__(self, table: SequenceTable, *, max_running: int, prefill_chunk_tokens: int) -> None:
         assert max_running >= 1
@@ -27,7 +29,7 @@ class ArBatch:
         self._chunk_tokens = prefill_chunk_tokens
         self._prefilled_last = False
 
-    def plan(self) -> StepPlan:
+    def plan(self, head: DraftHead | None = None) -> StepPlan:
         self.table.secure_next_tokens()
         self.table.admit(self.max_running)
         phases = split_phases(self.table.running)

@@ -14,13 +14,14 @@ from mtplx.batching.blocks import BlockAllocator
 from mtplx.config import Settings, read_api_keys
 from mtplx.errors import ConfigError
 from mtplx.model.choice import RunnerChoice, Wishes, choose_runner
+from mtplx.model.costs import measure_costs
 from mtplx.model.folder import read_spec
-from mtplx.model.runner import Runner
+from mtplx.model.runner import MAX_LOADED_DRAFT_DEPTH, Runner, drafting_runner
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.model.weights import ModelFolder, resolve_model, with_safetensors
 from mtplx.server.admission import Limits
 from mtplx.server.engine import EngineCore
-from mtplx.server.modes import make_scheduler, resolve_mode
+from mtplx.server.modes import decode_width, make_scheduler, make_speculator, resolve_depth, resolve_mode
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.tokenizer import Tokenizer
 
@@ -53,7 +54,7 @@ def assemble(settings: Settings) -> Assembly:
         ConfigError: the settings contradict each other or this machine.
         ModelError: the model can't be found, read or served.
     """
-    mode = resolve_mode(settings)  # before anything slow
+    resolve_mode(settings, max_draft_depth=MAX_LOADED_DRAFT_DEPTH)  # before anything slow
     api_keys = read_api_keys(settings)
     model = resolve_model(settings.model, with_weights=False)
     spec = read_spec(model.path)
@@ -62,19 +63,14 @@ def assemble(settings: Settings) -> Assembly:
     chat_template = ChatTemplate.load(model.path)
     max_model_len = _max_model_len(settings, spec)
     runner = _load_runner(choice, model, settings, max_model_len)
-    scheduler = make_scheduler(
-        mode,
-        BlockAllocator(runner.num_blocks, runner.block_size),
-        decode_batch_max=settings.decode_batch_max,
-        prefill_chunk_tokens=settings.prefill_chunk_tokens or _default_chunk_tokens(runner),
-    )
+    core = build_core(settings, runner)
     cache_tokens = runner.num_blocks * runner.block_size
     if settings.max_model_len is None:
         max_model_len = min(max_model_len, cache_tokens)
     limits = Limits(
         max_model_len=max_model_len,
         cache_tokens=cache_tokens,
-        max_live=scheduler.max_running + settings.max_queue,
+        max_live=core.scheduler.max_running + settings.max_queue,
         eos_ids=spec.eos_ids,
     )
     return Assembly(
@@ -82,7 +78,7 @@ def assemble(settings: Settings) -> Assembly:
         api_keys=api_keys,
         model=model,
         model_name=settings.served_model_name or model.name,
-        core=EngineCore(runner, scheduler),
+        core=core,
         tokenizer=tokenizer,
         chat_template=chat_template,
         limits=limits,
@@ -91,12 +87,39 @@ def assemble(settings: Settings) -> Assembly:
     )
 
 
+def build_core(settings: Settings, runner: Runner) -> EngineCore:
+    """The engine around a loaded runner; measures the machine's costs where the draft depth follows them.
+
+    Raises:
+        ConfigError: the mode or the draft depth is not for this runner.
+    """
+    drafting = drafting_runner(runner)
+    max_draft_depth = drafting.max_draft_depth if drafting else 0
+    mode = resolve_mode(settings, max_draft_depth=max_draft_depth)
+    depth = resolve_depth(settings, mode, max_draft_depth=max_draft_depth)
+    chunk = settings.prefill_chunk_tokens or _default_chunk_tokens(runner)
+    width = decode_width(mode, settings.decode_batch_max, chunk)
+    costs = None
+    if depth is None:
+        assert drafting is not None, "without a head the depth is 0"
+        costs = measure_costs(drafting, max_tokens=width * (1 + max_draft_depth) + chunk)
+    scheduler = make_scheduler(
+        mode,
+        BlockAllocator(runner.num_blocks, runner.block_size),
+        decode_batch_max=settings.decode_batch_max,
+        prefill_chunk_tokens=chunk,
+        speculator=make_speculator(depth, costs, prefill_chunk_tokens=chunk, max_draft_depth=max_draft_depth),
+    )
+    return EngineCore(runner, scheduler)
+
+
 def start_up_lines(assembly: Assembly) -> list[str]:
     """What a person wants to know of a server that has just started."""
     runner, scheduler = assembly.core.runner, assembly.core.scheduler
     info, limits = runner.info, assembly.limits
     exactness = "exact" if info.exact else "not exact"
-    why = "asked for" if assembly.settings.scheduler_mode else "default for a model without a draft head"
+    head = "with" if drafting_runner(runner) else "without"
+    why = "asked for" if assembly.settings.scheduler_mode else f"default for a model {head} a draft head"
     return [
         f"model   {assembly.model_name} ({assembly.model.source})",
         f"runner  {_described(info)} ({assembly.runner_reason}); {exactness}: {info.exact_note}",

@@ -2,7 +2,8 @@
 
 A decoding sequence costs one token and goes first, prefill gets the rest and never less than a quarter, and within each
 the least served comes first, where a newcomer counts as one turn behind the least served of those it joins. So every
-stream moves in nearly every step, and a short prompt passes through beside long ones. When the head of the line has
+stream moves in nearly every step, and a short prompt passes through beside long ones. What then is left of the budget
+may go into drafts. When the head of the line has
 waited too long, those that have had the most give way to it, if they got more out of their place than it cost.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from mtplx.batching.budget import share_out, split_mixed, split_phases
+from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, Sequence, SequenceEvent, StepPlan
 
@@ -30,28 +32,42 @@ class Cooperative:
         max_running: int | None = None,
         prefill_chunk_tokens: int,
         max_wait_steps: int = MAX_WAIT_STEPS,
+        speculator: Speculator | None = None,
     ) -> None:
         assert max_running is None or max_running >= 1
         assert prefill_chunk_tokens >= 1
         self.table = table
         self.max_running = prefill_chunk_tokens if max_running is None else max_running
+        self.speculator = speculator
         self._budget = prefill_chunk_tokens
         self._max_wait_steps = max_wait_steps
         self._head_id: int | None = None  # who was at the head of the line after the last plan,
         self._head_steps = 0  # and in how many plans in a row it was left there
 
-    def plan(self) -> StepPlan:
+    def plan(self, head: DraftHead | None = None) -> StepPlan:
         self.table.secure_next_tokens()
         self._admit()
         phases = split_phases(sorted(self.table.running, key=_least_served_first))
         num_prefill_pending = sum(sequence.num_pending for sequence in phases.prefilling)
         split = split_mixed(self._budget, len(phases.decoding), num_prefill_pending)
-        rows = [self.table.row(sequence, 1) for sequence in phases.decoding[: split.num_decoding]]
+        decoding = phases.decoding[: split.num_decoding]
+        if self.speculator and head:
+            self.speculator.draft(
+                self.table,
+                head,
+                decoding,
+                phases.prefilling,
+                num_prefill_tokens=split.num_prefill_tokens,
+                max_drafts=max(0, self._budget - len(decoding) - split.num_prefill_tokens),
+            )
+        rows = [self.table.row(sequence, 1 + len(sequence.draft_ids)) for sequence in decoding]
         for share in share_out(phases.prefilling, split.num_prefill_tokens):
             rows.append(self.table.row(share.sequence, share.num_tokens))
         return StepPlan(tuple(rows))
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
+        if self.speculator:
+            self.speculator.commit(plan, outcomes, self.table)
         return self.table.commit(plan, outcomes)
 
     def _admit(self) -> None:

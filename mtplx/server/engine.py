@@ -1,5 +1,8 @@
 """The synchronous engine: one `step()` is plan, forward, next-token function, commit. No threads, no HTTP, no text.
 
+Drafts are made inside the plan, at the step's beginning: the tokens of the step before are delivered by then, whoever
+has left is not drafted for, and the depth is chosen with the newcomers in sight.
+
 Submit, Cancel  ->  step()  ->  SequenceOutput
 """
 
@@ -11,16 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mtplx.batching.scheduler import Scheduler
-from mtplx.batching.state import FinishReason, Row, RowOutcome, SequenceEvent, StepPlan, StopRules
+from mtplx.batching.state import DraftRequest, FinishReason, Row, RowOutcome, SequenceEvent, StepPlan, StopRules
 from mtplx.batching.state import Sequence as Seq
+from mtplx.decode.drafter import DraftChooser
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.decode.sampler import SampledRow, Sampler
 from mtplx.errors import EngineDeadError
-from mtplx.model.runner import Runner
+from mtplx.model.runner import Runner, drafting_runner
 from mtplx.sampling_params import SamplingParams
-from mtplx.telemetry.counters import EngineCounters, EngineStatus
+from mtplx.telemetry.counters import DraftingStatus, EngineCounters, EngineStatus
 
 MAX_FAILED_STEPS = 16  # in a row, with no token between them: then the device is taken to be gone
+MAX_FAILED_DRAFTS = 16  # in a row: then the head isn't asked any more
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +52,18 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """What a step did for one sequence; `logprobs` is empty or has one entry a token."""
+    """What a step did for one sequence; `logprobs` is empty or has one entry a token.
+
+    `num_accepted_tokens` of the `num_draft_tokens` that the step verified are among its first tokens.
+    """
 
     seq_id: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class EngineCore:
@@ -69,6 +79,8 @@ class EngineCore:
         self._sampler = Sampler(runner.spec.vocab_size)
         self._clock = clock
         self._num_failed_in_a_row = 0
+        self._drafting = drafting_runner(runner) if scheduler.speculator else None
+        self._num_failed_drafts_in_a_row = 0
 
     @property
     def has_work(self) -> bool:
@@ -84,7 +96,13 @@ class EngineCore:
             stop_ids=submit.stops.stop_ids,
         )
         self.scheduler.table.add(
-            Seq(submit.seq_id, list(submit.prompt_ids), prompt_len=len(submit.prompt_ids), stops=submit.stops)
+            Seq(
+                submit.seq_id,
+                list(submit.prompt_ids),
+                prompt_len=len(submit.prompt_ids),
+                stops=submit.stops,
+                max_draft_depth=submit.params.draft_depth,
+            )
         )
 
     def cancel(self, cancel: Cancel) -> None:
@@ -99,10 +117,11 @@ class EngineCore:
         Raises:
             EngineDeadError: step after step has failed; the engine must not be used any more.
         """
-        plan = self.scheduler.plan()
-        if not plan.rows:
-            return []
         self.counters.step_started_at_s = self._clock()
+        plan = self.scheduler.plan(self._draft if self._drafting else None)
+        if not plan.rows:
+            self.counters.step_started_at_s = None
+            return []
         sampled = self._compute(plan)
         events = self.scheduler.commit(plan, [row.outcome for row in sampled])
         self.counters.count_step(plan, self._clock())
@@ -138,10 +157,49 @@ class EngineCore:
             num_preemptions=table.num_preemptions,
             num_finished=dict(counters.num_finished),
             num_failed_steps=counters.num_failed_steps,
+            drafts=counters.drafts.copy(),
+            drafting=self._drafting_status(),
         )
+
+    def _drafting_status(self) -> DraftingStatus | None:
+        speculator = self.scheduler.speculator
+        if speculator is None:
+            return None
+        has_failed = self._drafting is None
+        return DraftingStatus(
+            last_depths=tuple(speculator.last_depths.values()),
+            why_none="the draft head failed too often" if has_failed else speculator.why_none,
+            costs=speculator.policy.costs,
+            num_failed=self.counters.num_failed_drafts,
+        )
+
+    def _draft(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]] | None:
+        """The head's guesses for each request, None if it failed, which costs speed and never an answer."""
+        assert self._drafting is not None
+        assert self.scheduler.speculator is not None
+        start_s = self._clock()
+        try:
+            drafts = self._drafting.draft(requests, DraftChooser(self._sampler, requests, self.runner.spec.vocab_size))
+        except Exception:
+            log.exception("drafting for %d sequences failed; going on without drafts", len(requests))
+            self._count_failed_draft()
+            return None
+        self._num_failed_drafts_in_a_row = 0
+        num_levels = max(request.depth for request in requests)
+        num_tokens = sum(len(request.token_ids) + max(0, request.depth - 1) for request in requests)
+        self.scheduler.speculator.policy.drafted(num_levels, num_tokens, self._clock() - start_s)
+        return drafts
+
+    def _count_failed_draft(self) -> None:
+        self.counters.num_failed_drafts += 1
+        self._num_failed_drafts_in_a_row += 1
+        if self._num_failed_drafts_in_a_row >= MAX_FAILED_DRAFTS:
+            log.error("%d draft calls in a row have failed; serving without drafts", MAX_FAILED_DRAFTS)
+            self._drafting = None
 
     def _compute(self, plan: StepPlan) -> list[SampledRow]:
         """Forward and next tokens of every row; a row that can't be computed carries an error instead."""
+        start_s = self._clock()
         try:
             logits_WV = self.runner.run(plan)
         except Exception:
@@ -150,7 +208,12 @@ class EngineCore:
             self.counters.num_failed_steps += 1
             return self._compute_one_by_one(plan)
         self._num_failed_in_a_row = 0
-        return self._sampler.decode(plan, logits_WV)
+        sampled = self._sampler.decode(plan, logits_WV)
+        if (
+            self.scheduler.speculator and plan.num_logits == plan.num_tokens
+        ):  # prompts have no logits, so they cost less
+            self.scheduler.speculator.policy.stepped(plan.num_tokens, self._clock() - start_s)
+        return sampled
 
     def _compute_one_by_one(self, plan: StepPlan) -> list[SampledRow]:
         """The rows of a failed step, each as a step of its own: running a row again changes nothing."""
@@ -175,19 +238,27 @@ class EngineCore:
     def _outputs(
         self, plan: StepPlan, sampled: Sequence[SampledRow], events: Sequence[SequenceEvent]
     ) -> list[SequenceOutput]:
-        logprobs = {row.seq_id: result.logprobs for row, result in zip(plan.rows, sampled, strict=True)}
-        return [
-            self._finish(
-                SequenceOutput(
-                    event.seq_id,
-                    event.token_ids,
-                    logprobs[event.seq_id][: len(event.token_ids)],
-                    event.finish_reason,
-                    event.error,
-                )
+        """One output an event. Every event is of a row of the plan, in order; a row inside a prompt has none."""
+        results = {row.seq_id: (row, result) for row, result in zip(plan.rows, sampled, strict=True)}
+        return [self._output(event, *results[event.seq_id]) for event in events]
+
+    def _output(self, event: SequenceEvent, row: Row, result: SampledRow) -> SequenceOutput:
+        num_accepted = 0
+        if event.error is None:
+            num_accepted = min(len(result.outcome.token_ids) - 1, len(event.token_ids))
+            if len(row.token_ids) == row.num_logits:
+                self.counters.drafts.count(row.num_drafts, num_accepted)
+        return self._finish(
+            SequenceOutput(
+                event.seq_id,
+                event.token_ids,
+                result.logprobs[: len(event.token_ids)],
+                event.finish_reason,
+                event.error,
+                row.num_drafts,
+                num_accepted,
             )
-            for event in events
-        ]
+        )
 
     def _finish(self, output: SequenceOutput) -> SequenceOutput:
         if output.finish_reason is not None:

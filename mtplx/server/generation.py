@@ -41,7 +41,7 @@ class Generation:
             await writer.write(chunk)
         await all_of(self._write(number, writer) for number in range(len(self._streams)))
         if with_usage:
-            await writer.write(self._answer.usage_chunk(usage_of(self._parts, self._choices)))
+            await writer.write(self._answer.usage_chunk(self._choices, usage_of(self._parts, self._choices)))
 
     def close(self) -> None:
         """Cancels what is unfinished; harmless when nothing is."""

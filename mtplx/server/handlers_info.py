@@ -6,11 +6,16 @@ import time
 
 from starlette.responses import Response
 
+from mtplx.batching.speculation import Costs
 from mtplx.errors import EngineDeadError
 from mtplx.server.context import ServerContext
 from mtplx.server.handlers import check_model_name
-from mtplx.server.responses import Health, ModelCard, ModelList, Status
+from mtplx.server.responses import DraftCosts, DraftStatus, Health, ModelCard, ModelList, Status
+from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.metrics import CONTENT_TYPE, HttpMetrics
+
+_COST_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+_NO_HEAD = "nothing drafts: this mode doesn't, its depth is 0, or the model has no draft head"
 
 
 class InfoHandlers:
@@ -75,11 +80,7 @@ class InfoHandlers:
             "num_preemptions": engine.num_preemptions,
             "num_failed_steps": engine.num_failed_steps,
             "num_finished": {str(reason): count for reason, count in sorted(engine.num_finished.items())},
-            "drafts": {
-                "num_drafts": engine.num_drafts,
-                "num_draft_tokens": engine.num_draft_tokens,
-                "num_accepted_tokens": engine.num_accepted_tokens,
-            },
+            "drafts": _draft_status(engine),
         }
 
     def _card(self) -> ModelCard:
@@ -90,3 +91,28 @@ class InfoHandlers:
             "owned_by": "mtplx",
             "max_model_len": self._context.streams.max_model_len,
         }
+
+
+def _draft_status(engine: EngineStatus) -> DraftStatus:
+    counts, now = engine.drafts, engine.drafting
+    num_positions = 1 + max(counts.drafted_by_position, default=-1)
+    return {
+        "num_drafts": counts.num_drafts,
+        "num_draft_tokens": counts.num_draft_tokens,
+        "num_accepted_tokens": counts.num_accepted_tokens,
+        "depth_histogram": {str(depth): rows for depth, rows in sorted(counts.depth_histogram.items())},
+        "drafted_by_position": [counts.drafted_by_position[position] for position in range(num_positions)],
+        "accepted_by_position": [counts.accepted_by_position[position] for position in range(num_positions)],
+        "last_depths": list(now.last_depths) if now else [],
+        "why_none": now.why_none if now else _NO_HEAD,
+        "num_failed": now.num_failed if now else 0,
+        "costs_ms": _costs_ms(now.costs) if now and now.costs else None,
+    }
+
+
+def _costs_ms(costs: Costs) -> DraftCosts:
+    return {
+        "step": {str(size): 1000 * costs.step.of(size) for size in _COST_SIZES},
+        "draft_level": 1000 * costs.draft.per_level_s,
+        "draft_token": 1000 * costs.draft.per_token_s,
+    }

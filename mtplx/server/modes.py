@@ -1,59 +1,133 @@
-"""From the settings to a scheduler: which mode runs, how wide, and which wishes are refused and why."""
+"""From the settings to a scheduler: which mode runs, how wide, how deep it drafts, and which wishes are refused."""
 
 from __future__ import annotations
 
 from mtplx.batching.blocks import BlockAllocator
+from mtplx.batching.depth import AdaptiveDepth, DepthPolicy, FixedDepth
+from mtplx.batching.drafting import Speculator
 from mtplx.batching.scheduler import Scheduler
 from mtplx.batching.sequences import SequenceTable
+from mtplx.batching.speculation import MAX_DEPTH, Costs
 from mtplx.batching.state import SchedulerMode
-from mtplx.config import Settings
+from mtplx.config import AUTO, Settings
 from mtplx.errors import ConfigError
 from mtplx.server.ar_batch import ArBatch
 from mtplx.server.cooperative import Cooperative
+from mtplx.server.hyper import Hyper
+from mtplx.server.mtp_batch import MtpBatch
 from mtplx.server.serial import Serial
 
 DEFAULT_DECODE_BATCH_MAX = 16
 
-_MISSING = {
+_NEEDS_HEAD = {
     SchedulerMode.MTP_BATCH: "it needs multi-token-prediction heads, which this version cannot load yet",
     SchedulerMode.HYPER: "it runs mtp_batch at width 1, which needs multi-token-prediction heads",
-    SchedulerMode.MTP_COHORT_EXPERIMENTAL: "it builds on mtp_batch and on a shared prefix cache, both still to come",
 }
+_COHORTS_MISSING = "it builds on a shared prefix cache, which is still to come"
 
 
-def resolve_mode(settings: Settings) -> SchedulerMode:
-    """The mode that will run.
+def resolve_mode(settings: Settings, *, max_draft_depth: int = 0) -> SchedulerMode:
+    """The mode that will run on a runner that drafts up to `max_draft_depth` tokens; 0 is one without a head.
 
     Raises:
-        ConfigError: the mode isn't there yet, or contradicts another setting.
+        ConfigError: the mode isn't there, or contradicts the runner or another setting.
     """
-    mode = settings.scheduler_mode or SchedulerMode.AR_BATCH
-    if mode in _MISSING:
-        there = ", ".join(known for known in SchedulerMode if known not in _MISSING)
+    default = SchedulerMode.MTP_BATCH if max_draft_depth else SchedulerMode.AR_BATCH
+    mode = settings.scheduler_mode or default
+    if mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL:
+        raise _not_available(mode, _COHORTS_MISSING, max_draft_depth)
+    if mode in _NEEDS_HEAD and not max_draft_depth:
+        raise _not_available(mode, _NEEDS_HEAD[mode], max_draft_depth)
+    if mode is SchedulerMode.HYPER and settings.decode_batch_max not in (None, 1):
         raise ConfigError(
-            f"--scheduler-mode {mode} is not available: {_MISSING[mode]}; choose one of {there}", "--scheduler-mode"
+            f"--decode-batch-max {settings.decode_batch_max} contradicts --scheduler-mode hyper, whose width is 1",
+            "--decode-batch-max",
         )
-    if settings.draft_depth > 0:
-        why = "ar_batch never drafts" if mode is SchedulerMode.AR_BATCH else "this version cannot load draft heads yet"
-        raise ConfigError(f"--draft-depth {settings.draft_depth} is not possible: {why}; use 0", "--draft-depth")
+    _check_depth(settings, mode, max_draft_depth)
     return mode
 
 
-def make_scheduler(
-    mode: SchedulerMode, blocks: BlockAllocator, *, decode_batch_max: int | None, prefill_chunk_tokens: int
-) -> Scheduler:
-    """A scheduler of that mode over an empty table.
+def resolve_depth(settings: Settings, mode: SchedulerMode, *, max_draft_depth: int) -> int | None:
+    """The fixed draft depth of a mode that `resolve_mode` has passed; None leaves it to acceptance and cost."""
+    if mode is SchedulerMode.AR_BATCH or not max_draft_depth:
+        return 0
+    if settings.draft_depth == AUTO:
+        return 0 if mode is SchedulerMode.SERIAL else None
+    return settings.draft_depth
 
-    `decode_batch_max` None is 16 for ar_batch and the step's token budget for cooperative; serial's width is 1, which
-    is within any maximum.
+
+def make_speculator(
+    depth: int | None, costs: Costs | None, *, prefill_chunk_tokens: int, max_draft_depth: int = MAX_DEPTH
+) -> Speculator | None:
+    """What decides drafts, at a fixed depth or at depth None by `costs`; None for depth 0, where nothing is left to."""
+    if depth == 0:
+        return None
+    policy: DepthPolicy
+    if depth is None:
+        assert costs is not None, "an adaptive depth follows costs"
+        policy = AdaptiveDepth(costs)
+    else:
+        policy = FixedDepth(depth)
+    return Speculator(policy, prefill_chunk_tokens=prefill_chunk_tokens, max_depth=max_draft_depth)
+
+
+def decode_width(mode: SchedulerMode, decode_batch_max: int | None, prefill_chunk_tokens: int) -> int:
+    """The most sequences that the mode runs at once.
+
+    `decode_batch_max` None is 16 for ar_batch and mtp_batch and the step's token budget for cooperative; the width of
+    serial and hyper is 1, which is within any maximum.
     """
+    if mode in (SchedulerMode.SERIAL, SchedulerMode.HYPER):
+        return 1
+    default = prefill_chunk_tokens if mode is SchedulerMode.COOPERATIVE else DEFAULT_DECODE_BATCH_MAX
+    return decode_batch_max or default
+
+
+def make_scheduler(
+    mode: SchedulerMode,
+    blocks: BlockAllocator,
+    *,
+    decode_batch_max: int | None,
+    prefill_chunk_tokens: int,
+    speculator: Speculator | None = None,
+) -> Scheduler:
+    """A scheduler of that mode, as wide as `decode_width` says, over an empty table."""
     table = SequenceTable(blocks)
+    chunk = prefill_chunk_tokens
+    max_running = decode_width(mode, decode_batch_max, chunk)
     if mode is SchedulerMode.SERIAL:
-        return Serial(table, prefill_chunk_tokens=prefill_chunk_tokens)
+        return Serial(table, prefill_chunk_tokens=chunk, speculator=speculator)
     if mode is SchedulerMode.COOPERATIVE:
-        max_running = decode_batch_max or prefill_chunk_tokens
-        return Cooperative(table, max_running=max_running, prefill_chunk_tokens=prefill_chunk_tokens)
+        return Cooperative(table, max_running=max_running, prefill_chunk_tokens=chunk, speculator=speculator)
     if mode is SchedulerMode.AR_BATCH:
-        max_running = decode_batch_max or DEFAULT_DECODE_BATCH_MAX
-        return ArBatch(table, max_running=max_running, prefill_chunk_tokens=prefill_chunk_tokens)
+        assert speculator is None, "ar_batch never drafts"
+        return ArBatch(table, max_running=max_running, prefill_chunk_tokens=chunk)
+    if mode is SchedulerMode.MTP_BATCH:
+        return MtpBatch(table, max_running=max_running, prefill_chunk_tokens=chunk, speculator=speculator)
+    if mode is SchedulerMode.HYPER:
+        return Hyper(table, prefill_chunk_tokens=chunk, speculator=speculator)
     raise AssertionError(f"{mode} passed resolve_mode")
+
+
+def _not_available(mode: SchedulerMode, why: str, max_draft_depth: int) -> ConfigError:
+    missing = {SchedulerMode.MTP_COHORT_EXPERIMENTAL, *(() if max_draft_depth else _NEEDS_HEAD)}
+    there = ", ".join(known for known in SchedulerMode if known not in missing)
+    return ConfigError(f"--scheduler-mode {mode} is not available: {why}; choose one of {there}", "--scheduler-mode")
+
+
+def _check_depth(settings: Settings, mode: SchedulerMode, max_draft_depth: int) -> None:
+    depth = settings.draft_depth
+    if depth == AUTO or depth == 0:
+        return
+    if settings.scheduler_mode is SchedulerMode.AR_BATCH:
+        why = "ar_batch never drafts"
+    elif not max_draft_depth:
+        why = "this version cannot load draft heads yet"
+    elif depth > max_draft_depth:
+        raise ConfigError(
+            f"--draft-depth {depth} is not possible: this head guesses at most {max_draft_depth} tokens",
+            "--draft-depth",
+        )
+    else:
+        return
+    raise ConfigError(f"--draft-depth {depth} is not possible: {why}; use 0", "--draft-depth")

@@ -25,7 +25,7 @@ from typing_extensions import TypeAliasType
 
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
-from mtplx.sampling_params import MAX_SEED, MAX_STOP_STRINGS, REPETITION_PENALTIES, SamplingParams
+from mtplx.sampling_params import MAX_DRAFT_DEPTH, MAX_SEED, MAX_STOP_STRINGS, REPETITION_PENALTIES, SamplingParams
 
 MAX_CHOICES = 128
 MAX_BIASED_TOKENS = 1024
@@ -160,6 +160,12 @@ class GenerationRequest(StrictModel):
     min_tokens: int | None = Field(None, ge=0, description="no end before this many tokens; default 0")
     ignore_eos: bool | None = Field(None, description="the model's end-of-sequence tokens don't end the answer")
     stop_token_ids: TokenIds | None = Field(None, description="token ids that end the answer")
+    draft_depth: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_DRAFT_DEPTH,
+        description="most tokens guessed ahead for this request; for speed alone, the answer is the same",
+    )
     return_token_ids: bool | None = Field(None, description="token ids of prompt and choices in the answer")
 
     @property
@@ -199,6 +205,7 @@ class GenerationRequest(StrictModel):
             stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
             stop_token_ids=self.stop_token_ids or (),
             logprobs=logprobs,
+            draft_depth=self.draft_depth,
         )
 
 

@@ -24,6 +24,23 @@ class Usage(TypedDict):
     total_tokens: int
 
 
+class SpeculativeDecoding(TypedDict):
+    """How an answer's drafts fared, over the steps that had some; the fields are those of vLLM."""
+
+    mean_acceptance_length: float  # tokens a step, the one that needs no draft included
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]  # at index n the steps of which n drafts were accepted
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+
+
+class Metrics(TypedDict):
+    """Null for several choices, and where no step had drafts."""
+
+    speculative_decoding: SpeculativeDecoding | None
+
+
 class TopLogprob(TypedDict):
     token: str
     logprob: float
@@ -70,6 +87,7 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
+    metrics: Metrics
     prompt_token_ids: NotRequired[list[int]]
 
 
@@ -90,6 +108,7 @@ class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage]
+    metrics: NotRequired[Metrics]
     prompt_token_ids: NotRequired[list[int]]
 
 
@@ -117,6 +136,7 @@ class Completion(Answer):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: NotRequired[Usage]
+    metrics: NotRequired[Metrics]
     prompt_token_ids: NotRequired[list[int]]
 
 
@@ -137,10 +157,27 @@ class Health(TypedDict):
     status: Literal["ok"]
 
 
+class DraftCosts(TypedDict):
+    """What the machine needs, as the choice of depths believes it now."""
+
+    step: dict[str, float]  # by tokens in the step
+    draft_level: float  # for each level of depth,
+    draft_token: float  # and for each token that the head computes
+
+
 class DraftStatus(TypedDict):
+    """Drafts counted since the start, then what the last step did. A row without drafts is no draft."""
+
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    depth_histogram: dict[str, int]  # decode rows by their number of drafts, 0 included
+    drafted_by_position: list[int]
+    accepted_by_position: list[int]
+    last_depths: list[int]  # of each row that decoded in the last step
+    why_none: str | None  # why that step had no drafts
+    num_failed: int  # calls of the draft head that failed
+    costs_ms: DraftCosts | None  # null where the depth doesn't follow costs
 
 
 class Status(TypedDict):

@@ -1,13 +1,16 @@
 """`serial`: one sequence at a time, first come first served, each until it ends.
 
-A step is either a chunk of that sequence's prompt or its next token. Nothing is shared, so an answer can't depend on
-anyone else, and the other modes are tested against this one. A request waits for all those that came before it.
+A step is either a chunk of that sequence's prompt or its next token, with drafts after it if they are asked for.
+Nothing is shared, so an answer can't depend on anyone else, and the other modes are tested against this one. A request
+waits for all those that came before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from mtplx.batching.budget import split_phases
+from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
 
@@ -18,15 +21,25 @@ class Serial:
     mode = SchedulerMode.SERIAL
     max_running = 1
 
-    def __init__(self, table: SequenceTable, *, prefill_chunk_tokens: int) -> None:
+    def __init__(
+        self, table: SequenceTable, *, prefill_chunk_tokens: int, speculator: Speculator | None = None
+    ) -> None:
         assert prefill_chunk_tokens >= 1
         self.table = table
+        self.speculator = speculator
         self._chunk_tokens = prefill_chunk_tokens
 
-    def plan(self) -> StepPlan:
+    def plan(self, head: DraftHead | None = None) -> StepPlan:
         self.table.secure_next_tokens()
         self.table.admit(self.max_running)
-        return StepPlan(tuple(self.table.row(sequence, self._chunk_tokens) for sequence in self.table.running))
+        phases = split_phases(self.table.running)
+        if self.speculator and head:
+            self.speculator.draft(self.table, head, phases.decoding, phases.prefilling)
+        rows = [self.table.row(sequence, 1 + len(sequence.draft_ids)) for sequence in phases.decoding]
+        rows += [self.table.row(sequence, self._chunk_tokens) for sequence in phases.prefilling]
+        return StepPlan(tuple(rows))
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
+        if self.speculator:
+            self.speculator.commit(plan, outcomes, self.table)
         return self.table.commit(plan, outcomes)

@@ -32,6 +32,8 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]  # one a token, or empty when none were asked for
     finish_reason: FinishReason | None = None  # set on the choice's last delta
+    num_draft_tokens: int = 0  # that the step verified,
+    num_accepted_tokens: int = 0  # and how many of the token ids are drafts that were right
 
 
 class ChoiceText:
@@ -75,7 +77,15 @@ class ChoiceText:
         return found.text, found.is_stopped
 
     def _delta(self, pieces: list[str], output: SequenceOutput, count: int, reason: FinishReason | None) -> Delta:
-        return Delta(self.index, "".join(pieces), output.token_ids[:count], output.logprobs[:count], reason)
+        return Delta(
+            self.index,
+            "".join(pieces),
+            output.token_ids[:count],
+            output.logprobs[:count],
+            reason,
+            output.num_draft_tokens,
+            min(output.num_accepted_tokens, count),
+        )
 
 
 class RequestStream:

@@ -6,7 +6,52 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mtplx.batching.speculation import Costs
 from mtplx.batching.state import FinishReason, SchedulerMode, StepPlan
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Rows that had drafts, their drafts, and those that were emitted; a row without drafts is no draft."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    depth_histogram: Counter[int] = field(default_factory=Counter)  # drafts of a decode row, 0 included, to rows
+    drafted_by_position: Counter[int] = field(default_factory=Counter)  # from 0
+    accepted_by_position: Counter[int] = field(default_factory=Counter)
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        """Adds one decode row."""
+        self.depth_histogram[num_drafts] += 1
+        if num_drafts == 0:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        self.drafted_by_position.update(range(num_drafts))
+        self.accepted_by_position.update(range(num_accepted))
+
+    def copy(self) -> DraftCounts:
+        """One that stays as it is."""
+        return DraftCounts(
+            self.num_drafts,
+            self.num_draft_tokens,
+            self.num_accepted_tokens,
+            self.depth_histogram.copy(),
+            self.drafted_by_position.copy(),
+            self.accepted_by_position.copy(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingStatus:
+    """What drafting is doing now. `costs` is None where the depth is fixed and nothing asks for them."""
+
+    last_depths: tuple[int, ...]  # of the rows that decoded in the last step
+    why_none: str | None
+    costs: Costs | None
+    num_failed: int  # calls of the head that raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +75,8 @@ class EngineStatus:
     num_preemptions: int
     num_finished: Mapping[FinishReason, int]
     num_failed_steps: int
-    num_drafts: int = 0  # rows that had drafts
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+    drafts: DraftCounts = field(default_factory=lambda: DraftCounts())
+    drafting: DraftingStatus | None = None  # None where nothing can draft
 
 
 @dataclass(slots=True)
@@ -48,6 +92,8 @@ class EngineCounters:
     num_decode_tokens: int = 0
     num_finished: Counter[FinishReason] = field(default_factory=Counter)
     num_failed_steps: int = 0
+    num_failed_drafts: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
     def count_step(self, plan: StepPlan, now_s: float) -> None:
         """Adds one step that ran; a row whose logits are wanted spends one of its tokens on decoding."""
@@ -57,4 +103,4 @@ class EngineCounters:
         self.last_step_at_s = now_s
         self.width_histogram[plan.width] += 1
         self.num_decode_tokens += num_decode
-        self.num_prefill_tokens += plan.num_tokens - num_decode
+        self.num_prefill_tokens += plan.num_tokens - num_decode - sum(row.num_drafts for row in plan.rows)

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from mtplx.batching.state import FinishReason
-from mtplx.telemetry.counters import EngineStatus
+from mtplx.telemetry.counters import DraftCounts, EngineStatus
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
@@ -129,6 +129,7 @@ class _EngineCollector(Collector):
         status = self._read_status()
         yield from _gauges(status)
         yield from _counters(status)
+        yield from _draft_counters(status.drafts)
         finished = CounterMetricFamily("mtplx_sequences_finished", "Sequences that ended, by reason", labels=["reason"])
         for reason, count in sorted(status.num_finished.items()):
             finished.add_metric([str(reason)], count)
@@ -159,11 +160,28 @@ def _counters(status: EngineStatus) -> Iterator[Metric]:
         ("mtplx_prefill_tokens", "Prompt tokens computed", status.num_prefill_tokens),
         ("mtplx_decode_tokens", "Tokens computed one at a time", status.num_decode_tokens),
         ("mtplx_preemptions", "Sequences set back for lack of cache blocks", status.num_preemptions),
-        ("mtplx_drafts", "Rows that had drafts", status.num_drafts),
-        ("mtplx_draft_tokens", "Tokens drafted", status.num_draft_tokens),
-        ("mtplx_accepted_tokens", "Drafted tokens accepted", status.num_accepted_tokens),
     ):
         yield CounterMetricFamily(name, text, value)
+
+
+def _draft_counters(counts: DraftCounts) -> Iterator[Metric]:
+    """Each number under our name and under vLLM's, which benchmark tools read."""
+    for name, vllm_name, text, value in (
+        ("mtplx_drafts", "num_drafts", "Rows that had drafts", counts.num_drafts),
+        ("mtplx_draft_tokens", "num_draft_tokens", "Tokens drafted", counts.num_draft_tokens),
+        ("mtplx_accepted_tokens", "num_accepted_tokens", "Drafted tokens accepted", counts.num_accepted_tokens),
+    ):
+        yield CounterMetricFamily(name, text, value)
+        yield CounterMetricFamily(f"vllm:spec_decode_{vllm_name}", text, value)
+    for name in ("mtplx_accepted_tokens_by_position", "vllm:spec_decode_num_accepted_tokens_per_pos"):
+        by_position = CounterMetricFamily(name, "Drafted tokens accepted, by position", labels=["position"])
+        for position in sorted(counts.drafted_by_position):
+            by_position.add_metric([str(position)], counts.accepted_by_position[position])
+        yield by_position
+    depths = CounterMetricFamily("mtplx_draft_depths", "Decoded rows, by their number of drafts", labels=["depth"])
+    for depth, num_rows in sorted(counts.depth_histogram.items()):
+        depths.add_metric([str(depth)], num_rows)
+    yield depths
 
 
 def _cumulative(histogram: Mapping[int, int]) -> list[tuple[str, float]]:

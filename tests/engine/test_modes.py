@@ -1,4 +1,4 @@
-"""What each of the three modes promises, on a simulated model and clock: who runs when, and who waits how long."""
+"""What each of the modes promises, on a simulated model and clock: who runs when, and who waits how long."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
+from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.scheduler import Scheduler
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import FinishReason, SchedulerMode
 from mtplx.server.ar_batch import ArBatch
 from mtplx.server.cooperative import Cooperative
+from mtplx.server.hyper import Hyper
+from mtplx.server.modes import make_scheduler
+from mtplx.server.mtp_batch import MtpBatch
 from mtplx.server.serial import Serial
-from tests.simulator import VOCAB_SIZE, SimRequest, Simulator, StepCost, make_table
+from tests.simulator import VOCAB_SIZE, SimRequest, Simulator, StepCost, make_speculator, make_table, mixed_drafts
 
 CHUNK = 16
 WIDTH = 4
@@ -24,8 +28,11 @@ BUILDS: dict[SchedulerMode, Build] = {
     SchedulerMode.SERIAL: lambda table: Serial(table, prefill_chunk_tokens=CHUNK),
     SchedulerMode.COOPERATIVE: lambda table: Cooperative(table, max_running=WIDTH, prefill_chunk_tokens=CHUNK),
     SchedulerMode.AR_BATCH: lambda table: ArBatch(table, max_running=WIDTH, prefill_chunk_tokens=CHUNK),
+    SchedulerMode.MTP_BATCH: lambda table: MtpBatch(table, max_running=WIDTH, prefill_chunk_tokens=CHUNK),
+    SchedulerMode.HYPER: lambda table: Hyper(table, prefill_chunk_tokens=CHUNK),
 }
-SHARING = [SchedulerMode.COOPERATIVE, SchedulerMode.AR_BATCH]
+ALONE = (SchedulerMode.SERIAL, SchedulerMode.HYPER)
+SHARING = [SchedulerMode.COOPERATIVE, SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH]
 
 MIXED_LOAD = [
     SimRequest(
@@ -59,7 +66,7 @@ class TestEveryMode:
     def test_says_what_it_is(self, mode: SchedulerMode) -> None:
         scheduler = BUILDS[mode](make_table())
         assert scheduler.mode is mode
-        assert scheduler.max_running == (1 if mode is SchedulerMode.SERIAL else WIDTH)
+        assert scheduler.max_running == (1 if mode in ALONE else WIDTH)
 
     @pytest.mark.parametrize("mode", BUILDS)
     def test_an_empty_table_gives_an_empty_plan(self, mode: SchedulerMode) -> None:
@@ -81,7 +88,7 @@ class TestEveryMode:
         table = make_table(num_blocks=21, block_size=4)
         load = [SimRequest(seq_id=seq_id, prompt_len=9 + seq_id, max_tokens=60) for seq_id in range(6)]
         assert emitted(simulator(mode, table), load) == answers(load)
-        assert (table.num_preemptions > 0) == (mode is not SchedulerMode.SERIAL)
+        assert (table.num_preemptions > 0) == (mode not in ALONE)
 
     @pytest.mark.parametrize("mode", BUILDS)
     def test_no_step_is_wider_or_longer_than_allowed(self, mode: SchedulerMode) -> None:
@@ -94,13 +101,7 @@ class TestEveryMode:
     @pytest.mark.parametrize("mode", BUILDS)
     @pytest.mark.parametrize("chunk", [1, 3, 64])
     def test_the_chunk_size_changes_no_answer(self, mode: SchedulerMode, chunk: int) -> None:
-        scheduler: Scheduler
-        if mode is SchedulerMode.SERIAL:
-            scheduler = Serial(make_table(), prefill_chunk_tokens=chunk)
-        elif mode is SchedulerMode.COOPERATIVE:
-            scheduler = Cooperative(make_table(), max_running=WIDTH, prefill_chunk_tokens=chunk)
-        else:
-            scheduler = ArBatch(make_table(), max_running=WIDTH, prefill_chunk_tokens=chunk)
+        scheduler = make_scheduler(mode, BlockAllocator(64, 4), decode_batch_max=WIDTH, prefill_chunk_tokens=chunk)
         assert emitted(Simulator(scheduler), MIXED_LOAD) == answers(MIXED_LOAD)
 
     @pytest.mark.parametrize("mode", BUILDS)
@@ -151,7 +152,7 @@ class TestSerial:
 
 
 class TestSharing:
-    """What cooperative and ar_batch have in common."""
+    """What the modes that share the model have in common."""
 
     @pytest.mark.parametrize("mode", SHARING)
     def test_four_together_really_run_four_wide(self, mode: SchedulerMode) -> None:
@@ -236,6 +237,37 @@ class TestArBatch:
         for plan in sim.plans:
             decodes = [row for row in plan.rows if row.num_logits and row.start >= MIXED_LOAD[row.seq_id].prompt_len]
             assert decodes == [] or all(len(row.token_ids) == 1 for row in plan.rows)
+
+
+class TestMtpBatch:
+    def test_chunks_of_prompts_ride_along_with_every_decode_row(self) -> None:
+        sim = simulator(SchedulerMode.MTP_BATCH)
+        streams = [SimRequest(seq_id=seq_id, prompt_len=2, max_tokens=30) for seq_id in range(2)]
+        sim.run([*streams, SimRequest(seq_id=2, prompt_len=5 * CHUNK, max_tokens=3, arrives_at=4)])
+        assert [[len(row.token_ids) for row in plan.rows] for plan in sim.plans[4:9]] == [[1, 1, CHUNK]] * 5
+        assert [row.seq_id for row in sim.plans[9].rows] == [0, 1, 2]
+
+    def test_a_long_answer_runs_and_eight_that_arrive_wait_five_steps_at_most(self) -> None:
+        """B42, with drafts; each of the eight fits into a chunk, and all of them into the width."""
+        table = make_table(num_blocks=256)
+        scheduler = MtpBatch(table, max_running=9, prefill_chunk_tokens=CHUNK, speculator=make_speculator())
+        sim = Simulator(scheduler, drafter=mixed_drafts(4))
+        short = [SimRequest(seq_id=1 + n, prompt_len=9, max_tokens=6, arrives_at=20) for n in range(8)]
+        traces = sim.run([SimRequest(seq_id=0, prompt_len=30, max_tokens=300), *short])
+        assert max(traces[request.seq_id].first_wait_steps for request in short) <= 5
+        assert traces[0].token_steps[-1] > max(traces[request.seq_id].token_steps[-1] for request in short)
+
+    def test_hyper_makes_the_plans_of_mtp_batch_at_width_one(self) -> None:
+        plans = []
+        for scheduler in (
+            MtpBatch(make_table(), max_running=1, prefill_chunk_tokens=CHUNK, speculator=make_speculator(3)),
+            Hyper(make_table(), prefill_chunk_tokens=CHUNK, speculator=make_speculator(3)),
+        ):
+            sim = Simulator(scheduler, drafter=mixed_drafts(3))
+            sim.run(MIXED_LOAD)
+            plans.append(sim.plans)
+        assert plans[0] == plans[1]
+        assert max(plan.width for plan in plans[0]) == 1
 
 
 class TestCooperative:

@@ -15,12 +15,14 @@ from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import FinishReason
 from mtplx.server.ar_batch import ArBatch
 from mtplx.server.cooperative import Cooperative
+from mtplx.server.hyper import Hyper
+from mtplx.server.mtp_batch import MtpBatch
 from mtplx.server.serial import Serial
 from tests.simulator import (
     Drafter,
     SimRequest,
     Simulator,
-    VerifyAll,
+    make_speculator,
     make_table,
     mixed_drafts,
     right_drafts,
@@ -28,12 +30,15 @@ from tests.simulator import (
 )
 
 BUILDS: dict[str, Callable[[SequenceTable, int, int], Scheduler]] = {
-    "serial": lambda table, width, chunk: Serial(table, prefill_chunk_tokens=chunk),
+    "serial": lambda table, width, chunk: Serial(table, prefill_chunk_tokens=chunk, speculator=make_speculator()),
     "ar_batch": lambda table, width, chunk: ArBatch(table, max_running=width, prefill_chunk_tokens=chunk),
     "cooperative": lambda table, width, chunk: Cooperative(
-        table, max_running=width, prefill_chunk_tokens=chunk, max_wait_steps=5
+        table, max_running=width, prefill_chunk_tokens=chunk, max_wait_steps=5, speculator=make_speculator()
     ),
-    "verify_all": lambda table, width, chunk: VerifyAll(table, max_running=width, prefill_chunk_tokens=chunk),
+    "mtp_batch": lambda table, width, chunk: MtpBatch(
+        table, max_running=width, prefill_chunk_tokens=chunk, speculator=make_speculator()
+    ),
+    "hyper": lambda table, width, chunk: Hyper(table, prefill_chunk_tokens=chunk, speculator=make_speculator()),
 }
 DRAFTERS: dict[str, Drafter | None] = {
     "none": None,
@@ -92,19 +97,17 @@ def test_thousands_of_random_operations(mode: str, drafter: str) -> None:
         for request in requests:
             assert_true_answer(sim, request)
         num_preemptions += table.num_preemptions
-    assert (num_preemptions > 0) == (mode != "serial")
+    assert (num_preemptions > 0) == (mode not in ("serial", "hyper"))
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_drafts_change_no_answer_and_right_ones_save_steps(drafter: str) -> None:
-    """The primitives carry a speculating mode: every end lies somewhere inside an accepted block."""
+    """Every end lies somewhere inside an accepted block."""
     load = [
         SimRequest(seq_id=n, prompt_len=1 + n % 7, max_tokens=20 + n, stop_ids=frozenset(range(n % 4)))
         for n in range(40)
     ]
-    sim = Simulator(
-        VerifyAll(make_table(num_blocks=80), max_running=8, prefill_chunk_tokens=16), drafter=DRAFTERS[drafter]
-    )
+    sim = Simulator(BUILDS["mtp_batch"](make_table(num_blocks=80), 8, 16), drafter=DRAFTERS[drafter])
     sim.run(load)
     for request in load:
         assert_true_answer(sim, request)
@@ -128,8 +131,7 @@ class ModeMachine(RuleBasedStateMachine):
     )
     def build(self, mode: str, num_blocks: int, width: int, chunk: int, max_overtaken: int) -> None:
         self.table = make_table(num_blocks, 2, max_overtaken=max_overtaken)
-        drafter = mixed_drafts(3) if mode == "verify_all" else None
-        self.sim = Simulator(BUILDS[mode](self.table, width, chunk), drafter=drafter)
+        self.sim = Simulator(BUILDS[mode](self.table, width, chunk), drafter=mixed_drafts(3))
         self.requests: list[SimRequest] = []
 
     @rule(prompt_share=st.floats(0, 1), max_tokens=st.integers(1, 12), num_stops=st.integers(0, 30))

@@ -50,6 +50,7 @@ def test_whole_answer_has_openais_shape_and_the_seed(server: FakeServer) -> None
             "completion_tokens": len(TEXT),
             "total_tokens": prompt_tokens + len(TEXT),
         },
+        "metrics": {"speculative_decoding": None},
     }
 
 

@@ -37,6 +37,7 @@ def test_whole_answer_has_openais_shape_and_the_seed(server: FakeServer) -> None
         "seed": 77,
         "choices": [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 2, "completion_tokens": len(TEXT), "total_tokens": 2 + len(TEXT)},
+        "metrics": {"speculative_decoding": None},
     }
 
 

@@ -87,7 +87,18 @@ def test_status_says_what_the_engine_did(tmp_path: Path) -> None:
         "num_preemptions": 1,
         "num_failed_steps": 0,
         "num_finished": {"stop": 6},
-        "drafts": {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0},
+        "drafts": {
+            "num_drafts": 0,
+            "num_draft_tokens": 0,
+            "num_accepted_tokens": 0,
+            "depth_histogram": {},
+            "drafted_by_position": [],
+            "accepted_by_position": [],
+            "last_depths": [],
+            "why_none": "nothing drafts: this mode doesn't, its depth is 0, or the model has no draft head",
+            "num_failed": 0,
+            "costs_ms": None,
+        },
     }
 
 

@@ -1,0 +1,207 @@
+"""How many drafts a step is worth: survival of drafts, cost of steps, and the best depths; pure functions over numbers.
+
+Knows neither sequences nor blocks, and reads no clock. A draft survives if it and all drafts before it are accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+MAX_DEPTH = 8
+
+_FIRST_GUESS = 0.6  # acceptance of a position before anything was seen
+_SERVER_WEIGHT = 8.0  # observations that the first guess counts for beside the server's,
+_ROW_WEIGHT = 16.0  # and that the server's acceptance counts for beside the row's
+_LEAST_SURVIVAL = 0.02
+_MAX_CORRECTION = 0.05  # of one observed time: an outlier moves a table no further than this
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How often drafts were tried and accepted, by position; older observations weigh less."""
+
+    tried: tuple[float, ...] = (0.0,) * MAX_DEPTH
+    accepted: tuple[float, ...] = (0.0,) * MAX_DEPTH
+
+    def after(self, num_drafts: int, num_accepted: int, *, keep: float) -> Acceptance:
+        """With one more verified row; each position that was tried keeps `keep` of what was known of it.
+
+        Three drafts of which one was accepted: the first was accepted, the second refused, the third not tried.
+        """
+        num_tried = min(num_drafts, num_accepted + 1)
+        tried = [keep * count + 1.0 for count in self.tried[:num_tried]]
+        accepted = [keep * count + (i < num_accepted) for i, count in enumerate(self.accepted[:num_tried])]
+        return Acceptance(
+            (*tried, *self.tried[num_tried:]),
+            (*accepted, *self.accepted[num_tried:]),
+        )
+
+    def faded(self, depth: int, *, keep: float) -> Acceptance:
+        """With less known of the positions from `depth` on, which were not tried."""
+        return Acceptance(
+            (*self.tried[:depth], *(keep * count for count in self.tried[depth:])),
+            (*self.accepted[:depth], *(keep * count for count in self.accepted[depth:])),
+        )
+
+
+def priors(server: Acceptance) -> list[float]:
+    """For each position what a row is believed to accept before anything was seen of it.
+
+    It is taken a standard error higher than the server's acceptance: what looks bad by chance isn't tried again, so it
+    would stay so, while what looks good by chance is put right.
+    """
+    means = [
+        _blend(accepted, tried, _FIRST_GUESS, _SERVER_WEIGHT)
+        for accepted, tried in zip(server.accepted, server.tried, strict=True)
+    ]
+    return [
+        min(1.0, mean + math.sqrt(mean * (1.0 - mean) / (tried + _SERVER_WEIGHT)))
+        for mean, tried in zip(means, server.tried, strict=True)
+    ]
+
+
+def survivals(row: Acceptance, server_priors: Seq[float], limit: int) -> list[float]:
+    """For each of the first `limit` drafts of a row the probability that it survives; never rises along the list.
+
+    The list ends before a draft that hardly ever would: whatever it costs, nothing is lost without it.
+    """
+    survival, found = 1.0, []
+    for i in range(limit):
+        survival *= _blend(row.accepted[i], row.tried[i], server_priors[i], _ROW_WEIGHT)
+        if survival < _LEAST_SURVIVAL:
+            break
+        found.append(survival)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds that a step takes by its number of tokens, which rises in stairs on most machines.
+
+    `seconds[n - 1]` is for n tokens and never falls with n; beyond its end the mean slope goes on. All are multiplied
+    by `scale`.
+    """
+
+    seconds: tuple[float, ...]
+    scale: float = 1.0
+
+    def of(self, num_tokens: int) -> float:
+        """Seconds of a step of so many tokens, at least one."""
+        last = len(self.seconds)
+        if num_tokens <= last:
+            return self.scale * self.seconds[max(num_tokens, 1) - 1]
+        slope = (self.seconds[-1] - self.seconds[0]) / (last - 1) if last > 1 else self.seconds[0]
+        return self.scale * (self.seconds[-1] + slope * (num_tokens - last))
+
+    def corrected(self, num_tokens: int, seconds: float) -> CostTable:
+        """Moved a little towards one observed step: half of it as a whole, half at this number of tokens alone.
+
+        A whole, since a machine that got busy is slower at every size; a single size, since the table may be wrong
+        there. The move's size is bounded, so it settles near the median of what is observed. More tokens never cost
+        less: the sizes on either side follow where they would say so.
+        """
+        half = math.exp(_correction(seconds, self.of(num_tokens)) / 2)
+        index = num_tokens - 1
+        if index >= len(self.seconds):
+            return replace(self, scale=self.scale * half)
+        moved = self.seconds[index] * half
+        fewer = tuple(min(entry, moved) for entry in self.seconds[:index])
+        more = tuple(max(entry, moved) for entry in self.seconds[num_tokens:])
+        return CostTable((*fewer, moved, *more), self.scale * half)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds of drafting: so much for each level of depth, and for each token that the head computes."""
+
+    per_level_s: float = 0.0
+    per_token_s: float = 0.0
+
+    def of(self, num_levels: int, num_tokens: int) -> float:
+        return self.per_level_s * num_levels + self.per_token_s * num_tokens
+
+    def corrected(self, num_levels: int, num_tokens: int, seconds: float) -> DraftCost:
+        """Scaled a little towards one observed time."""
+        factor = math.exp(_correction(seconds, self.of(num_levels, num_tokens)))
+        return DraftCost(self.per_level_s * factor, self.per_token_s * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a machine needs for a step with drafts."""
+
+    step: CostTable
+    draft: DraftCost
+
+
+def choose_depths(row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0) -> list[int]:
+    """Returns for each row the number of drafts with which the most tokens a second are emitted; fewer on a tie.
+
+    A row of n drafts costs 1 + n tokens of the step and emits 1 + the sum of its drafts' survivals; a row's list of
+    survivals ends at its limit. The step also computes `num_other_tokens` that emit nothing, such as prompts. For each
+    greatest depth the candidates are taken in order of survival, and every count of them is tried, since the cost of a
+    step has stairs: this is the best of all choices, not only of those on the way.
+
+        one row, survivals 0.9 0.81, step 10 + n, drafting free: 2.71 / 13 > 1.9 / 12 > 1 / 11, so [2]
+    """
+    num_rows = len(row_survivals)
+    deepest = max((len(survival) for survival in row_survivals), default=0)
+    if deepest == 0:
+        return [0] * num_rows
+    base = num_rows + num_other_tokens
+    ranked = _ranked(row_survivals)
+    step_s = [costs.step.of(base + n) + n * costs.draft.per_token_s for n in range(len(ranked) + 1)]
+    best_rate, best = num_rows / step_s[0], (0, 0)
+    for max_depth in range(1, deepest + 1):
+        emitted, count = float(num_rows), 0
+        levels_s = costs.draft.per_level_s * max_depth
+        for candidate in ranked:
+            if candidate.depth > max_depth:
+                continue
+            count += 1
+            emitted += candidate.survival
+            rate = emitted / (step_s[count] + levels_s)
+            if rate > best_rate:
+                best_rate, best = rate, (max_depth, count)
+    max_depth, count = best
+    depths = [0] * num_rows
+    for candidate in [candidate for candidate in ranked if candidate.depth <= max_depth][:count]:
+        depths[candidate.row] += 1
+    return depths
+
+
+def rate_of(depths: Seq[int], row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0) -> float:
+    """Emitted tokens a second that these depths promise."""
+    pairs = zip(depths, row_survivals, strict=True)
+    emitted = len(depths) + sum(sum(survival[:depth]) for depth, survival in pairs)
+    seconds = costs.step.of(len(depths) + num_other_tokens + sum(depths))
+    return emitted / (seconds + costs.draft.of(max(depths, default=0), sum(depths)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    survival: float
+    depth: int
+    row: int
+
+
+def _ranked(row_survivals: Seq[Seq[float]]) -> list[_Candidate]:
+    """All drafts that could be made, the likeliest to survive first, and never one before those it builds on."""
+    candidates = [
+        _Candidate(survival, depth, row)
+        for row, survivals_of_row in enumerate(row_survivals)
+        for depth, survival in enumerate(survivals_of_row, start=1)
+    ]
+    return sorted(candidates, key=lambda candidate: (-candidate.survival, candidate.depth))
+
+
+def _blend(accepted: float, tried: float, prior: float, weight: float) -> float:
+    return (accepted + weight * prior) / (tried + weight)
+
+
+def _correction(observed_s: float, expected_s: float) -> float:
+    if observed_s <= 0.0 or expected_s <= 0.0:
+        return 0.0
+    return max(-_MAX_CORRECTION, min(_MAX_CORRECTION, math.log(observed_s / expected_s)))

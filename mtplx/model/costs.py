@@ -1,0 +1,91 @@
+"""Measures what steps and drafts cost on this machine: runs made-up plans before there are clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from mtplx.batching.speculation import Costs, CostTable, DraftCost
+from mtplx.batching.state import DraftRequest, Row, StepPlan
+from mtplx.model.runner import DraftingRunner, Logits
+
+_SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128)  # steps in the cost come after 8, 16, ..
+_STEP_SHARE = 0.75  # of the time, for the steps; the rest is for drafts
+_DRAFT_ROWS = 4
+
+
+def measure_costs(
+    runner: DraftingRunner, *, max_tokens: int, budget_s: float = 1.5, clock: Callable[[], float] = time.perf_counter
+) -> Costs:
+    """Costs of steps of up to `max_tokens` tokens. Nothing may be in the cache, and nothing that matters is left there.
+
+    Takes about `budget_s`: sizes that the time doesn't reach follow the slope of those measured. The first run of all
+    is thrown away. What real steps cost, with longer histories, is corrected while serving.
+    """
+    step_end_s = clock() + _STEP_SHARE * budget_s
+    runner.run(_plan(runner, 1))
+    measured: dict[int, float] = {}
+    for size in [size for size in _SIZES if size <= min(max_tokens, runner.num_blocks)]:
+        plan = _plan(runner, size)
+        runs = [_seconds(lambda plan=plan: runner.run(plan), clock) for _ in range(2)]  # type: ignore[misc]
+        measured[size] = min(runs)
+        if clock() >= step_end_s:
+            break
+    return Costs(CostTable(_between(measured)), _measure_drafts(runner, budget_s * (1 - _STEP_SHARE), clock))
+
+
+def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[], float]) -> DraftCost:
+    """A level's cost from one row, a token's from several; at least one pair of runs, more while there is time."""
+    num_rows = max(1, min(_DRAFT_ROWS, runner.num_blocks))
+    levels = min(2, runner.max_draft_depth)
+    assert runner.block_size >= 2 + levels, "each row has one block for two tokens and its guesses"
+    one_s = many_s = float("inf")
+    end_s = clock() + budget_s
+    runner.run(_plan(runner, num_rows))
+    runner.draft(_requests(runner, 1, levels), _choose_any)
+    while True:
+        one_s = min(one_s, _seconds(lambda: runner.draft(_requests(runner, 1, levels), _choose_any), clock))
+        many_s = min(many_s, _seconds(lambda: runner.draft(_requests(runner, num_rows, levels), _choose_any), clock))
+        if clock() >= end_s:
+            break
+    per_token_s = max(0.0, (many_s - one_s) / (levels * (num_rows - 1))) if num_rows > 1 else 0.0
+    return DraftCost(per_level_s=max(0.0, one_s / levels - per_token_s), per_token_s=per_token_s)
+
+
+def _plan(runner: DraftingRunner, num_rows: int) -> StepPlan:
+    """As many rows of one token, each the first in a block of its own."""
+    return StepPlan(tuple(Row(-1 - row, 0, (0,), (row,), num_logits=1) for row in range(num_rows)))
+
+
+def _requests(runner: DraftingRunner, num_rows: int, depth: int) -> list[DraftRequest]:
+    return [DraftRequest(-1 - row, 1, (0,), (row,), depth) for row in range(num_rows)]
+
+
+def _choose_any(
+    requests: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None = None
+) -> list[int | None]:
+    """Takes the time that plain greedy drafts take, and never ends a row."""
+    logits_RW.argmax(axis=1)
+    return [0] * len(requests)
+
+
+def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    start_s = clock()
+    call()
+    return max(clock() - start_s, 1e-9)
+
+
+def _between(measured: dict[int, float]) -> tuple[float, ...]:
+    """Seconds of every size from 1 to the largest: straight lines between those measured, never falling."""
+    sizes = sorted(measured)
+    seconds = [measured[sizes[0]]] * sizes[0]
+    for low, high in pairwise(sizes):
+        rise = (measured[high] - measured[low]) / (high - low)
+        seconds += [measured[low] + rise * step for step in range(1, high - low + 1)]
+    for index in range(1, len(seconds)):
+        seconds[index] = max(seconds[index], seconds[index - 1])
+    return tuple(seconds)

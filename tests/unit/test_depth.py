@@ -1,0 +1,136 @@
+"""The adaptive policy on a simulated machine: it drafts where it pays, stops where it doesn't, and looks again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mtplx.batching.depth import PROBE_SHARE, AdaptiveDepth, DraftRow, FixedDepth
+from mtplx.batching.speculation import Costs, CostTable, DraftCost
+
+CHEAP = Costs(CostTable(tuple(1.0 + 0.08 * n for n in range(80))), DraftCost(0.05, 0.01))
+DEAR = Costs(CostTable(tuple(1.0 + 1.0 * n for n in range(80))), DraftCost(0.05, 0.01))
+
+
+class Machine:
+    """Plays steps in which every draft is accepted with the row's probability.
+
+    The policy sees luck; what is counted are the tokens to be expected, and the seconds that the costs say.
+    """
+
+    def __init__(self, policy: AdaptiveDepth | FixedDepth, costs: Costs, seed: int = 0) -> None:
+        self.policy, self.costs = policy, costs
+        self.rng = random.Random(seed)
+        self.seconds = 0.0
+        self.num_expected = 0.0
+        self.depths: list[list[int]] = []
+
+    def run(self, acceptances: list[float], num_steps: int, limit: int = 8) -> None:
+        for _ in range(num_steps):
+            rows = [DraftRow(seq_id, limit, 1) for seq_id in range(len(acceptances))]
+            depths = self.policy.choose(rows, 0)
+            self.depths.append(depths)
+            num_tokens = len(rows) + sum(depths)
+            self.seconds += self.costs.step.of(num_tokens)
+            if any(depths):
+                self.seconds += self.costs.draft.of(max(depths), sum(depths))
+            for seq_id, (depth, acceptance) in enumerate(zip(depths, acceptances, strict=True)):
+                num_accepted = 0
+                while num_accepted < depth and self.rng.random() < acceptance:
+                    num_accepted += 1
+                self.num_expected += sum(acceptance**position for position in range(1 + depth))
+                if depth:
+                    self.policy.verified(seq_id, depth, num_accepted)
+            self.policy.stepped(num_tokens, self.costs.step.of(num_tokens))
+
+    @property
+    def rate(self) -> float:
+        return self.num_expected / self.seconds
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 16])
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["cheap", "dear"])
+def test_it_keeps_up_with_the_best_fixed_depth(width: int, acceptance: float, costs: Costs) -> None:
+    adaptive = Machine(AdaptiveDepth(costs), costs)
+    adaptive.run([acceptance] * width, 600)
+    fixed = []
+    for depth in range(9):
+        machine = Machine(FixedDepth(depth), costs)
+        machine.run([acceptance] * width, 3)
+        fixed.append(machine.rate)
+    assert adaptive.rate >= 0.97 * max(fixed)
+
+
+def test_each_row_gets_the_depth_it_is_worth() -> None:
+    machine = Machine(AdaptiveDepth(CHEAP), CHEAP)
+    machine.run([0.95, 0.0, 0.95, 0.0], 300)
+    late = machine.depths[100:]
+    means = [sum(depths[row] for depths in late) / len(late) for row in range(4)]
+    assert min(means[0], means[2]) > 2
+    assert max(means[1], means[3]) < 0.3
+
+
+def test_probes_are_bounded_and_never_end() -> None:
+    """With a head that is always wrong, what drafts cost beyond plain steps stays near the share that is allowed."""
+    machine = Machine(AdaptiveDepth(CHEAP), CHEAP)
+    machine.run([0.0] * 4, 300)
+    machine.depths.clear()
+    before_s, policy = machine.seconds, machine.policy
+    assert isinstance(policy, AdaptiveDepth)
+    num_probes = policy.num_probes
+    machine.run([0.0] * 4, 3000)
+    plain_s = 3000 * CHEAP.step.of(4)
+    assert machine.seconds - before_s <= plain_s * (1 + 2 * PROBE_SHARE)
+    assert policy.num_probes > num_probes + 20
+    probed = [row for row in range(4) if any(depths[row] for depths in machine.depths)]
+    assert probed == [0, 1, 2, 3], "the rows take turns"
+    assert max(sum(depths) for depths in machine.depths) == 1, "one draft at a time"
+
+
+def test_a_head_that_gets_better_is_found_out() -> None:
+    machine = Machine(AdaptiveDepth(CHEAP), CHEAP)
+    machine.run([0.0] * 2, 400)
+    assert sum(machine.depths[-1]) <= 1
+    machine.run([0.95] * 2, 1000)
+    assert min(machine.depths[-1]) >= 2
+
+
+def test_a_machine_that_is_cheaper_than_believed_is_found_out() -> None:
+    machine = Machine(AdaptiveDepth(DEAR), CHEAP)
+    machine.run([0.95], 2000)
+    assert machine.depths[-1][0] >= 2
+
+
+@pytest.mark.parametrize("factor", [0.01, 100.0])
+def test_a_table_that_is_wholly_wrong_does_not_keep_a_wrong_head_busy(factor: float) -> None:
+    believed = Costs(CostTable(tuple(factor * entry for entry in CHEAP.step.seconds)), CHEAP.draft)
+    machine = Machine(AdaptiveDepth(believed), CHEAP)
+    machine.run([0.0] * 2, 1000)
+    assert sum(map(sum, machine.depths[500:])) < 60, "probes alone"
+
+
+def test_a_backlog_makes_a_probe_wait_longer() -> None:
+    def steps_to_probe(num_unprimed: int) -> int:
+        policy = AdaptiveDepth(DEAR)
+        for step in range(100_000):
+            if any(policy.choose([DraftRow(0, 8, num_unprimed)], 0)):
+                return step
+        raise AssertionError("no probe")
+
+    assert steps_to_probe(1) < steps_to_probe(2000)
+
+
+def test_limits_are_kept_and_a_row_that_left_is_forgotten() -> None:
+    policy = AdaptiveDepth(CHEAP)
+    for _ in range(50):
+        policy.verified(1, 4, 4)
+    assert policy.choose([DraftRow(1, 2, 1), DraftRow(2, 0, 1)], 0) == [2, 0]
+    known = policy.choose([DraftRow(1, 8, 1)], 0)
+    for _ in range(400):
+        policy.verified(2, 4, 0)
+    assert policy.choose([DraftRow(1, 8, 1)], 0)[0] >= known[0] - 1, "its own acceptance counts"
+    policy.forget(1)
+    assert policy.choose([DraftRow(1, 8, 1)], 0)[0] <= 1, "now it has the server's"
+    assert FixedDepth(3).choose([DraftRow(1, 2, 1), DraftRow(2, 8, 1)], 0) == [2, 3]

@@ -1,0 +1,193 @@
+"""What a head is asked: every slot once the model allows it, no draft past the answer, no block that others need."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtplx.batching.depth import FixedDepth
+from mtplx.batching.drafting import Speculator, num_unprimed
+from mtplx.batching.sequences import SequenceTable
+from mtplx.batching.state import DraftRequest, RowOutcome, Sequence, StepPlan, StopRules
+from tests.simulator import make_table
+
+
+class Head:
+    """Answers every request in full and keeps it."""
+
+    def __init__(self) -> None:
+        self.requests: list[DraftRequest] = []
+
+    def __call__(self, requests: list[DraftRequest]) -> list[tuple[int, ...]]:
+        self.requests = list(requests)
+        return [tuple(range(90, 90 + request.depth)) for request in requests]
+
+
+def speculator(depth: int) -> Speculator:
+    return Speculator(FixedDepth(depth), prefill_chunk_tokens=64)
+
+
+def put(table: SequenceTable, seq_id: int, prompt_len: int, max_tokens: int, cap: int | None = None) -> Sequence:
+    prompt = list(range(10, 10 + prompt_len))
+    sequence = Sequence(seq_id, prompt, prompt_len, StopRules(max_tokens), max_draft_depth=cap)
+    table.add(sequence)
+    assert table.admit(99) == [sequence]
+    return sequence
+
+
+def run(table: SequenceTable, sequence: Sequence, max_tokens: int, *token_ids: int) -> None:
+    table.secure_next_tokens()
+    table.commit(StepPlan((table.row(sequence, max_tokens),)), [RowOutcome(token_ids)])
+    table.check()
+
+
+def test_the_protocols_own_example() -> None:
+    """Prompt of four, two drafts, the first accepted: the slots that are asked for are those of the drawing."""
+    table, head, spec = make_table(), Head(), speculator(2)
+    sequence = put(table, 0, prompt_len=4, max_tokens=20)
+    run(table, sequence, 4, 50)
+    spec.draft(table, head, [sequence])
+    (first,) = head.requests
+    assert (first.start, first.token_ids, first.depth, first.end) == (1, (11, 12, 13, 50), 2, 5)
+    run(table, sequence, 3, 90, 60)
+    spec.draft(table, head, [sequence])
+    (second,) = head.requests
+    assert (second.start, second.token_ids, second.depth) == (5, (90, 60), 2)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5, 12])
+def test_slots_are_built_along_the_chunks_and_the_edges_take_the_next_chunks_first_token(chunk: int) -> None:
+    table, head, spec = make_table(), Head(), speculator(2)
+    sequence = put(table, 0, prompt_len=12, max_tokens=9)
+    built: list[int] = []
+    while not sequence.is_decoding:
+        spec.draft(table, head, [], [sequence])
+        for request in head.requests:
+            assert request.depth == 0
+            assert request.end == sequence.num_computed + 1
+            built += range(request.start, request.end)
+        head.requests = []
+        run(table, sequence, chunk, *((50,) if sequence.num_pending <= chunk else ()))
+    spec.draft(table, head, [sequence])
+    built += range(head.requests[0].start, head.requests[0].end)
+    assert built == list(range(1, 13)), "each slot once, up to that of the first emitted token"
+
+
+def test_without_hope_for_drafts_nothing_is_built_and_all_of_it_later() -> None:
+    table, head = make_table(), Head()
+    sequence = put(table, 0, prompt_len=12, max_tokens=30)
+    run(table, sequence, 12, 50)
+    for token_id in range(51, 57):
+        speculator(0).draft(table, head, [sequence])
+        run(table, sequence, 1, token_id)
+    assert head.requests == []
+    assert num_unprimed(sequence) == 18
+    speculator(1).draft(table, head, [sequence])
+    assert head.requests[0].token_ids == tuple(sequence.token_ids[1:])
+
+
+def test_who_is_far_behind_catches_up_before_it_drafts() -> None:
+    table, head, spec = make_table(num_blocks=200, block_size=4), Head(), speculator(2)
+    sequence = put(table, 0, prompt_len=600, max_tokens=30)
+    run(table, sequence, 600, 50)
+    seen = []
+    for token_id in range(51, 54):
+        spec.draft(table, head, [sequence])
+        seen.append((head.requests[0].start, len(head.requests[0].token_ids), head.requests[0].depth))
+        run(table, sequence, 1, token_id)
+    assert seen == [(1, 256, 0), (257, 256, 0), (513, 90, 2)]
+
+
+def test_slots_that_are_built_are_built_again_only_where_guesses_start() -> None:
+    table, head, spec = make_table(), Head(), speculator(2)
+    sequence = put(table, 0, prompt_len=4, max_tokens=20)
+    run(table, sequence, 4, 50)
+    spec.draft(table, head, [sequence])
+    spec.draft(table, head, [sequence])
+    assert (head.requests[0].start, head.requests[0].token_ids) == (4, (50,))
+
+
+def test_a_head_that_failed_is_asked_for_the_same_slots_again() -> None:
+    table, head, spec = make_table(), Head(), speculator(2)
+    sequence = put(table, 0, prompt_len=4, max_tokens=20)
+    run(table, sequence, 4, 50)
+    spec.draft(table, lambda requests: None, [sequence])
+    assert sequence.draft_ids == []
+    spec.draft(table, head, [sequence])
+    assert head.requests[0].start == 1
+    assert sequence.draft_ids == [90, 91]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "cap", "depth"), [(20, None, 8), (20, 3, 3), (20, 0, 0), (5, None, 3), (2, None, 0)]
+)
+def test_depth_ends_at_the_requests_cap_and_one_before_its_last_token(
+    max_tokens: int, cap: int | None, depth: int
+) -> None:
+    """One token is emitted; of the rest one comes without a draft."""
+    table, head = make_table(), Head()
+    sequence = put(table, 0, prompt_len=4, max_tokens=max_tokens, cap=cap)
+    run(table, sequence, 4, 50)
+    speculator(8).draft(table, head, [sequence])
+    assert len(sequence.draft_ids) == depth
+    assert bool(head.requests) == (depth > 0)
+
+
+def test_a_budget_of_drafts_goes_to_the_first_rows() -> None:
+    table, head = make_table(), Head()
+    sequences = [put(table, seq_id, prompt_len=4, max_tokens=20) for seq_id in range(3)]
+    for sequence in sequences:
+        run(table, sequence, 4, 50)
+    speculator(3).draft(table, head, sequences, max_drafts=4)
+    assert [len(sequence.draft_ids) for sequence in sequences] == [3, 1, 0]
+
+
+class TestBlocks:
+    def test_drafts_take_only_what_no_neighbour_needs_next(self) -> None:
+        """Seven blocks of two: each holds two and may need one more, so one draft block is all there is."""
+        table, head = make_table(num_blocks=7, block_size=2), Head()
+        sequences = [put(table, seq_id, prompt_len=3, max_tokens=9) for seq_id in range(2)]
+        for sequence in sequences:
+            run(table, sequence, 3, 50)
+        speculator(8).draft(table, head, sequences)
+        assert [len(sequence.draft_ids) for sequence in sequences] == [2, 0]
+        assert table.blocks.num_free == 2
+        table.check()
+
+    def test_blocks_of_drafts_come_back_before_anybody_is_preempted(self) -> None:
+        table, head = make_table(num_blocks=8, block_size=2), Head()
+        first = put(table, 0, prompt_len=3, max_tokens=11)
+        second = put(table, 1, prompt_len=3, max_tokens=11)
+        for sequence in (first, second):
+            run(table, sequence, 3, 50)
+        speculator(4).draft(table, head, [second])
+        assert len(second.block_ids) > 2
+        for token_id in range(51, 57):  # the first grows alone until no block is free
+            run(table, first, 1, token_id)
+        assert table.num_preemptions == 0
+        assert table.row(second, 5).num_drafts < 4, "its drafts got shorter"
+        table.check()
+
+    def test_blocks_of_drafts_come_back_for_a_newcomer(self) -> None:
+        table, head = make_table(num_blocks=8, block_size=2), Head()
+        first = put(table, 0, prompt_len=3, max_tokens=9)
+        run(table, first, 3, 50)
+        speculator(6).draft(table, head, [first])
+        held = len(first.block_ids)
+        newcomer = Sequence(1, list(range(8)), 8, StopRules(2))
+        table.add(newcomer)
+        assert table.admit(9) == [newcomer]
+        assert len(first.block_ids) < held
+        table.check()
+
+    def test_a_preempted_sequence_builds_everything_anew(self) -> None:
+        table, head = make_table(), Head()
+        sequence = put(table, 0, prompt_len=4, max_tokens=20)
+        run(table, sequence, 4, 50)
+        speculator(2).draft(table, head, [sequence])
+        table.preempt(sequence)
+        table.check()
+        assert sequence.draft_ids == []
+        table.admit(9)
+        run(table, sequence, 9, 60)
+        speculator(2).draft(table, head, [sequence])
+        assert head.requests[0].start == 1
