@@ -138,8 +138,9 @@ def rows(width: int, turns: Turns, bytes_per_token: int) -> Iterator[Row]:
             "ms spread": (least * 1e3, most * 1e3),
             f"over {SHORT if SHORT in turns else BASE}": growth,
             "growth spread": growth_spread,
-            "attention's share": statistics.median(_attention_shares(turns, context)),
-            "GB/s": statistics.median(speeds) / 1e9,
+            # At the shortest context attention is lost in the noise of the two steps whose difference it is.
+            "attention's share": None if context == SHORT else statistics.median(_attention_shares(turns, context)),
+            "GB/s": None if context == SHORT else statistics.median(speeds) / 1e9,
             "bandwidth GB/s": bandwidth / 1e9,
         }
 

@@ -139,10 +139,11 @@ def main() -> None:
             )
             steps += measure(step_cases(runner), yardsticks, arguments.passes)
             runner.close()
+    names = ", ".join(Path(name).name for name in arguments.models)
     publish(
         "native_kernels",
         [measured.row() for measured in (*linears, *attentions, *steps)],
-        model=f"{', '.join(arguments.models)}, {library.build} build, {arguments.threads} threads",
+        model=f"{names}, {library.build} build, {arguments.threads} threads",
         output=arguments.output,
         tables={"criteria": [*step_criteria(steps), *linear_criteria(linears), *attention_criteria(attentions)]},
         plot=Plot("rows", ("ms", "GB/s", "GOP/s"), "case", limits=("bandwidth", "peak"), has_log_y=True),
