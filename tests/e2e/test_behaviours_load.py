@@ -69,11 +69,19 @@ def test_b41_ar_batch_alone_really_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["cooperative", "ar_batch"])
 def test_b44_a_long_prompt_leaves_gaps_of_one_chunk(tmp_path: Path, mode: str) -> None:
     """Between two tokens of the running stream there is never more than one chunk of the other's prompt."""
-    runner = FakeRunner(num_blocks=2048, max_position=6000)
+    both_are_here = threading.Event()
+
+    def fault(plan: StepPlan) -> None:
+        if len(runner.plans) == 6:
+            assert both_are_here.wait(DEADLINE_S)
+
+    runner = FakeRunner(num_blocks=2048, max_position=6000, fault=fault)
     with live_server(tmp_path, runner, mode, prefill_chunk_tokens=64) as server, ThreadPoolExecutor(2) as pool:
-        running = pool.submit(post, server, max_tokens=400)
-        assert eventually(lambda: len(runner.plans) > 5)
+        running = pool.submit(post, server, max_tokens=200, ignore_eos=True)
+        assert eventually(lambda: len(runner.plans) == 6)
         long = pool.submit(post, server, prompt="L" * 4000, max_tokens=4)
+        assert eventually(lambda: server.service.streams.num_live == 2)
+        both_are_here.set()
         assert running.result().status_code == long.result().status_code == 200
     first = runner.plans[0].rows[0].seq_id
     gap = 0

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import tomllib
@@ -284,6 +285,8 @@ def chat_at_a_terminal(url: str) -> Iterator[tuple[Terminal, subprocess.Popen[by
         stderr=far,
         start_new_session=True,
         env={**os.environ, "TERM": "dumb"},
+        # A suite that was itself started in the background has Ctrl-C ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(far)
     try:
