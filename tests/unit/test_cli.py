@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import tomllib
@@ -268,8 +267,9 @@ class Terminal:
 
 # Makes the terminal the new session's own, so that Ctrl-C typed there is a signal, then is `mtplx`.
 TERMINAL_SCRIPT = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite started in the background has it ignored
 from mtplx.commands.public import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -285,8 +285,6 @@ def chat_at_a_terminal(url: str) -> Iterator[tuple[Terminal, subprocess.Popen[by
         stderr=far,
         start_new_session=True,
         env={**os.environ, "TERM": "dumb"},
-        # A suite that was itself started in the background has Ctrl-C ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(far)
     try:
