@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mtplx.commands.output import table_console
 from mtplx.model.catalog import CATALOG
 from mtplx.model.inventory import CachedModel, cached_models
 from mtplx.model.store import cache_root, format_bytes
 
 if TYPE_CHECKING:
     from mtplx.commands.public import Subparsers
-
-WIDE = 1000  # where no terminal folds lines, nothing is folded
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -37,7 +34,7 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.json:
         print(json.dumps({"cache": str(cache_root()), "models": [_as_json(model) for model in models]}, indent=2))
         return 0
-    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    console = table_console()
     console.print(models_table(models))
     total = sum(model.num_bytes for model in models)
     console.print(f"{len(models)} cached, {format_bytes(total)}", highlight=False)

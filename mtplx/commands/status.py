@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mtplx.commands.connection import add_connection_arguments, connect, plain_errors
+from mtplx.commands.output import table_console
 
 if TYPE_CHECKING:
     from mtplx.commands.public import Subparsers
-
-WIDE = 1000  # where no terminal folds lines, nothing is folded
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -35,8 +32,7 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.json:
         print(json.dumps(status, indent=2))
     else:
-        console = Console() if sys.stdout.isatty() else Console(width=WIDE)
-        console.print(status_table(status))
+        table_console().print(status_table(status))
     return 0
 
 
