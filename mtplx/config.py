@@ -75,6 +75,12 @@ class Settings(BaseSettings):
     prefill_chunk_tokens: int | None = Field(
         None, ge=1, description="most prompt tokens in one step; default 64 on cpu, else 512"
     )
+    prefix_cache: Literal["on", "off"] = Field(
+        "on", description="whether prompts that begin alike share the computation of their beginning"
+    )
+    draft_head: str = Field(
+        AUTO, description="what guesses tokens ahead: a head file, none, or auto: what comes with the model"
+    )
     draft_depth: Literal["auto", 0, 1, 2, 3, 4, 5, 6, 7, 8] = Field(
         AUTO, description="tokens guessed ahead by a draft head; auto: serial 0, else by acceptance and cost"
     )

@@ -21,11 +21,17 @@ def run_closed_loop(
     concurrency: int,
     chunk: int,
     speculator: Speculator | None = None,
+    prefix_salt: bytes | None = None,
 ) -> list[tuple[int, ...]]:
     """The emitted ids of every request, in the order of `submits`, with at most `concurrency` of them live at once."""
     blocks = BlockAllocator(runner.num_blocks, runner.block_size)
     scheduler = make_scheduler(
-        mode, blocks, decode_batch_max=concurrency, prefill_chunk_tokens=chunk, speculator=speculator
+        mode,
+        blocks,
+        decode_batch_max=concurrency,
+        prefill_chunk_tokens=chunk,
+        speculator=speculator,
+        prefix_salt=prefix_salt,
     )
     core = EngineCore(runner, scheduler)
     todo = [replace(submit, seq_id=index) for index, submit in enumerate(submits)]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.depth import FixedDepth
 from mtplx.batching.drafting import Speculator
+from mtplx.batching.prefix import PrefixCache
 from mtplx.batching.scheduler import Scheduler
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.speculation import MAX_DEPTH
@@ -109,10 +110,19 @@ class SimRequest:
     stop_ids: frozenset[int] = frozenset()
     arrives_at: int = 0
     cancel_at: int | None = None
+    common_len: int = 0  # so many of its first tokens are the same in all requests of its family
+    family: int = 0
+    cache_salt: bytes = b""
+    prompt_of: int | None = None  # whose own tokens it has after the common ones; its own seq_id's by default
 
     @property
     def prompt(self) -> list[int]:
-        return [(self.seq_id * 31 + position * 7) % VOCAB_SIZE for position in range(self.prompt_len)]
+        common = [(self.family * 17 + position * 5) % VOCAB_SIZE for position in range(self.common_len)]
+        return common + self._own_prompt()[self.common_len :]
+
+    def _own_prompt(self) -> list[int]:
+        owner = self.seq_id if self.prompt_of is None else self.prompt_of
+        return [(owner * 31 + position * 7) % VOCAB_SIZE for position in range(self.prompt_len)]
 
     def answer(self) -> tuple[list[int], FinishReason]:
         """What must come out, computed without any scheduler."""
@@ -187,7 +197,8 @@ class Simulator:
     def add(self, request: SimRequest) -> None:
         self.traces[request.seq_id] = Trace(self.num_steps, self.now_s)
         stops = StopRules(request.max_tokens, request.stop_ids)
-        self.table.add(Sequence(request.seq_id, request.prompt, request.prompt_len, stops))
+        salt = request.cache_salt
+        self.table.add(Sequence(request.seq_id, request.prompt, request.prompt_len, stops, cache_salt=salt))
         self.table.check()
 
     def cancel(self, seq_id: int) -> bool:
@@ -263,5 +274,9 @@ def make_speculator(depth: int = MAX_DEPTH) -> Speculator:
     return Speculator(FixedDepth(depth), prefill_chunk_tokens=64)
 
 
-def make_table(num_blocks: int = 64, block_size: int = 4, *, max_overtaken: int = 8) -> SequenceTable:
-    return SequenceTable(BlockAllocator(num_blocks, block_size), max_overtaken=max_overtaken)
+def make_table(
+    num_blocks: int = 64, block_size: int = 4, *, max_overtaken: int = 8, shares: bool = False
+) -> SequenceTable:
+    """An empty table; one that `shares` has a prefix cache."""
+    blocks = BlockAllocator(num_blocks, block_size)
+    return SequenceTable(blocks, PrefixCache(blocks, b"fake", is_on=shares), max_overtaken=max_overtaken)

@@ -9,10 +9,16 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MellumConfig,
+    MellumForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
@@ -96,6 +102,81 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "deepseek_v3": TinyFamily(
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config,
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 12,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 6,
+            "v_head_dim": 8,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+            "num_mtp_layers": 0,
+        },
+    ),
+    "deepseek_v3_yarn": TinyFamily(
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config,
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 2,
+            "num_mtp_layers": 0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "glm4_moe": TinyFamily(
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+            "num_mtp_layers": 0,
+        },
+    ),
+    "mellum": TinyFamily(
+        MellumForCausalLM,
+        MellumConfig,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
 }
 
 
@@ -129,4 +210,9 @@ def write_tiny_model(folder: Path, name: str, dtype: torch.dtype = torch.float64
 
 def read_tiny_model(folder: Path, name: str, dtype: torch.dtype = torch.float64) -> Any:
     """Returns transformers' own model of the folder, with its own attention: the reference."""
-    return TINY_FAMILIES[name].model_class.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    return TINY_FAMILIES[name].model_class.from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        experts_implementation="eager",  # the only one that takes float64
+    )

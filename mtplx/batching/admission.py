@@ -29,15 +29,23 @@ def entries_to_start(sequence: Sequence) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the cache can give: blocks that a newcomer may take now, all there are, and who is running on them."""
+    """What the cache can give: blocks that a newcomer may take now, all there are, and who is running on them.
+
+    `num_shared` says how many of those that a sequence needs to start it would share with the running.
+    """
 
     num_spare: int
     num_total: int
     running: Seq[Sequence]
     blocks_for: Callable[[int], int]
+    num_shared: Callable[[Sequence], int]
 
     def to_start(self, sequence: Sequence) -> int:
         return self.blocks_for(entries_to_start(sequence))
+
+    def can_start(self, sequence: Sequence) -> bool:
+        num_missing = self.to_start(sequence) - self.num_spare
+        return num_missing <= 0 or num_missing <= self.num_shared(sequence)
 
     def most(self, sequence: Sequence) -> int:
         return self.blocks_for(max_entries(sequence))
@@ -59,7 +67,7 @@ def next_to_admit(waiting: Iterable[Sequence], room: Room, max_overtaken: int) -
     """
     num_beside = room.num_total
     for index, sequence in enumerate(waiting):
-        if room.to_start(sequence) <= room.num_spare and room.most(sequence) <= num_beside:
+        if room.most(sequence) <= num_beside and room.can_start(sequence):
             return index
         if sequence.num_overtaken >= max_overtaken or sequence.num_preempted:
             num_beside = min(num_beside, room.beside(sequence))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mtplx.batching.speculation import Acceptance, Costs, choose_depths, priors, survivals
@@ -11,6 +11,7 @@ from mtplx.batching.speculation import Acceptance, Costs, choose_depths, priors,
 PROBE_SHARE = 0.01
 """The most of the time that may go into drafts which the costs speak against, made to see whether they still do."""
 
+_NO_ROOM = "no request had room or leave for a draft"
 _KEEP_ROW = 0.98  # a row's acceptance is forgotten over some fifty verified rows,
 _KEEP_SERVER = 0.995  # the server's over two hundred,
 _KEEP_IDLE = 0.995  # and what is known of a depth that the row doesn't use, over two hundred steps
@@ -72,7 +73,7 @@ class FixedDepth:
         return [min(self._depth, row.limit) for row in rows]
 
     def why_none(self) -> str:
-        return "the draft depth is set to 0" if self._depth == 0 else "no request had room or leave for a draft"
+        return "the draft depth is set to 0" if self._depth == 0 else _NO_ROOM
 
     def verified(self, seq_id: int, num_drafts: int, num_accepted: int) -> None: ...
 
@@ -98,6 +99,7 @@ class AdaptiveDepth:
         self._num_probes = 0
         self._saved_s = 0.0
         self._chose_drafts = True
+        self._had_room = True
 
     @property
     def costs(self) -> Costs:
@@ -115,6 +117,7 @@ class AdaptiveDepth:
         if not rows:
             return []
         server_priors = priors(self._server)
+        self._had_room = any(row.limit for row in rows)
         row_survivals = [survivals(self._of(row.seq_id), server_priors, row.limit) for row in rows]
         depths = choose_depths(row_survivals, self._costs, num_other_tokens)
         self._chose_drafts = any(depths)
@@ -125,6 +128,8 @@ class AdaptiveDepth:
         return depths
 
     def why_none(self) -> str:
+        if not self._had_room:
+            return _NO_ROOM
         return "drafts would cost more time than they save, by the acceptance and costs measured here"
 
     def verified(self, seq_id: int, num_drafts: int, num_accepted: int) -> None:
@@ -132,10 +137,10 @@ class AdaptiveDepth:
         self._server = self._server.after(num_drafts, num_accepted, keep=_KEEP_SERVER)
 
     def stepped(self, num_tokens: int, seconds: float) -> None:
-        self._costs = Costs(self._costs.step.corrected(num_tokens, seconds), self._costs.draft)
+        self._costs = replace(self._costs, step=self._costs.step.corrected(num_tokens, seconds))
 
     def drafted(self, num_levels: int, num_tokens: int, seconds: float) -> None:
-        self._costs = Costs(self._costs.step, self._costs.draft.corrected(num_levels, num_tokens, seconds))
+        self._costs = replace(self._costs, draft=self._costs.draft.corrected(num_levels, num_tokens, seconds))
 
     def forget(self, seq_id: int) -> None:
         self._rows.pop(seq_id, None)

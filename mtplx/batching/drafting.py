@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 from mtplx.batching.depth import DepthPolicy, DraftRow
 from mtplx.batching.sequences import SequenceTable
@@ -30,6 +31,7 @@ class Speculator:
         self._max_depth = max_depth
         self._max_primed = max(_MIN_PRIMED, _PRIME_FACTOR * prefill_chunk_tokens)
         self._last_depths: dict[int, int] = {}
+        self._why_not: str | None = None
         self._known: dict[int, None] = {}  # whom the policy has heard of, in that order
 
     @property
@@ -42,7 +44,7 @@ class Speculator:
         """Why the last step had no drafts, one sentence; None if it had some or nothing decoded in it."""
         if any(self._last_depths.values()) or not self._last_depths:
             return None
-        return self.policy.why_none()
+        return self._why_not or self.policy.why_none()
 
     def draft(
         self,
@@ -61,19 +63,20 @@ class Speculator:
         self._forget_gone(table)
         rows = [DraftRow(sequence.seq_id, self._limit(sequence), num_unprimed(sequence)) for sequence in decoding]
         depths = self.policy.choose(rows, num_prefill_tokens)
-        requests, num_left = [], self._max_primed
+        requests: list[DraftRequest] = []
+        work = _Work(self._max_primed, table.blocks.block_size)
         budget = MAX_DEPTH * len(rows) if max_drafts is None else max_drafts
         for sequence, depth in zip(decoding, depths, strict=True):
             depth = min(depth, budget)
-            if depth == 0 or num_left == 0:
-                continue
-            request = self._request(table, sequence, depth, num_left)
-            num_left -= len(request.token_ids)
-            budget -= request.depth
-            requests.append(request)
+            slots = work.take(sequence) if depth else None
+            if slots:
+                requests.append(_request(table, sequence, slots, depth))
+                budget -= requests[-1].depth
         if self.policy.expects_drafts:
-            requests += self._prime_only(prefilling, num_left)
+            behind = [sequence for sequence in prefilling if num_unprimed(sequence)]
+            requests += [_request(table, sequence, slots) for sequence in behind if (slots := work.take(sequence))]
         drafts = head(requests) if requests else None
+        self._why_not = _why_not(depths, requests, drafts)
         if drafts is not None:
             for request, draft_ids in zip(requests, drafts, strict=True):
                 table.set_drafts(request, draft_ids)
@@ -82,10 +85,10 @@ class Speculator:
         """Learns from what a step accepted; to be called before the table commits it, since the ended are forgotten."""
         self._last_depths = {}
         for row, outcome in zip(plan.rows, outcomes, strict=True):
-            is_decode_row = len(row.token_ids) == row.num_logits
-            if is_decode_row:
+            sequence = table.get(row.seq_id)
+            if sequence is not None and sequence.is_decoding:
                 self._last_depths[row.seq_id] = row.num_drafts
-            if row.num_drafts and outcome.error is None and table.get(row.seq_id) is not None:
+            if row.num_drafts and outcome.error is None and sequence is not None:
                 self.policy.verified(row.seq_id, row.num_drafts, len(outcome.token_ids) - 1)
                 self._known[row.seq_id] = None
 
@@ -99,31 +102,52 @@ class Speculator:
         asked = MAX_DEPTH if sequence.max_draft_depth is None else sequence.max_draft_depth
         return max(0, min(self._max_depth, asked, sequence.stops.max_tokens - sequence.num_emitted - 1))
 
-    def _request(self, table: SequenceTable, sequence: Sequence, depth: int, max_primed: int) -> DraftRequest:
-        start = _first_slot(sequence)
-        end = min(sequence.num_computed + 1, start + max_primed)
-        has_caught_up = end == sequence.num_computed + 1
-        depth = table.reserve_drafts(sequence, depth) if has_caught_up else 0
-        return DraftRequest(
-            sequence.seq_id, start, tuple(sequence.token_ids[start:end]), tuple(sequence.block_ids), depth
-        )
-
-    def _prime_only(self, prefilling: Seq[Sequence], max_primed: int) -> list[DraftRequest]:
-        requests = []
-        for sequence in prefilling:
-            start = _first_slot(sequence)
-            end = min(sequence.num_computed + 1, start + max_primed)
-            if sequence.num_computed == 0 or end <= max(start, sequence.num_primed):
-                continue
-            max_primed -= end - start
-            token_ids, block_ids = tuple(sequence.token_ids[start:end]), tuple(sequence.block_ids)
-            requests.append(DraftRequest(sequence.seq_id, start, token_ids, block_ids, depth=0))
-        return requests
-
 
 def num_unprimed(sequence: Sequence) -> int:
     """How many slots of the head could be built and aren't."""
     return sequence.num_computed + 1 - max(1, sequence.num_primed)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one call of the head builds: so many slots more, and none of a block that an earlier request has in it.
+
+    Sequences that share blocks would build the same slots; one of them does, and the others go on from there next time.
+    """
+
+    num_left: int
+    block_size: int
+    block_ids: set[int] = field(default_factory=set)
+
+    def take(self, sequence: Sequence) -> range | None:
+        """The next slots to be built for a sequence; None if that must wait for the next call."""
+        start = _first_slot(sequence)
+        end = min(sequence.num_computed + 1, start + self.num_left)
+        block_ids = sequence.block_ids[start // self.block_size : -(-end // self.block_size)]
+        if start >= end or not self.block_ids.isdisjoint(block_ids):
+            return None
+        self.block_ids.update(block_ids)
+        self.num_left -= end - start
+        return range(start, end)
+
+
+def _request(table: SequenceTable, sequence: Sequence, slots: range, depth: int = 0) -> DraftRequest:
+    """The request to build those slots, and to guess up to `depth` tokens if these are all there are to build."""
+    if depth:
+        depth = table.reserve_drafts(sequence, depth) if slots.stop == sequence.num_computed + 1 else 0
+    token_ids = tuple(sequence.token_ids[slots.start : slots.stop])
+    return DraftRequest(sequence.seq_id, slots.start, token_ids, tuple(sequence.block_ids), depth)
+
+
+def _why_not(depths: Seq[int], requests: Seq[DraftRequest], drafts: Seq[Seq[int]] | None) -> str | None:
+    """Why there are no drafts although depths were chosen, one sentence; None if there are, or none were chosen."""
+    if not any(depths):
+        return None
+    if not any(request.depth for request in requests):
+        return "the head's cache is still being built, or no blocks or budget are left for drafts"
+    if drafts is None:
+        return "the draft head failed"
+    return None if any(drafts) else "the draft head expects the end of the answer"
 
 
 def _first_slot(sequence: Sequence) -> int:

@@ -1,6 +1,7 @@
 """All live sequences and the only code that moves them: in, admitted, preempted, one step further, out.
 
-Knows blocks and counters; doesn't know which mode asks, nor what a token means.
+Knows blocks and counters; doesn't know which mode asks, nor what a token means. Sequences that begin alike share the
+blocks of their beginning, by way of the prefix cache; each is a holder then.
 
                  admit                     commit: stop, length, error
     add -> waiting -------> running ------------------------------------> gone
@@ -10,11 +11,13 @@ Knows blocks and counters; doesn't know which mode asks, nor what a token means.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from mtplx.batching.admission import MAX_OVERTAKEN, Room, entries_to_start, max_entries, next_to_admit
 from mtplx.batching.blocks import BlockAllocator
+from mtplx.batching.prefix import PrefixCache
 from mtplx.batching.rows import apply_outcome, next_row
 from mtplx.batching.state import (
     DraftRequest,
@@ -33,13 +36,17 @@ class SequenceTable:
 
     Invariants, which `check` asserts: each sequence is in exactly one of `waiting` and `running`, as its status says; a
     waiting one holds no blocks and has nothing computed; a running one holds the blocks of its computed tokens at
-    least and has a token pending; no block has two holders and none is held by nobody.
+    least and has a token pending; a block's holders are exactly the sequences that name it.
 
-    The first of `running` is never preempted for want of blocks, so some sequence always gets to its end.
+    The first of `running` is never preempted for want of blocks, so some sequence always gets to its end. Without
+    `prefix` nothing is shared.
     """
 
-    def __init__(self, blocks: BlockAllocator, *, max_overtaken: int = MAX_OVERTAKEN) -> None:
+    def __init__(
+        self, blocks: BlockAllocator, prefix: PrefixCache | None = None, *, max_overtaken: int = MAX_OVERTAKEN
+    ) -> None:
         self.blocks = blocks
+        self.prefix = prefix or PrefixCache(blocks, is_on=False)
         self._max_overtaken = max_overtaken
         self._by_id: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []
@@ -117,12 +124,12 @@ class SequenceTable:
     def admit(self, max_running: int) -> list[Sequence]:
         """Starts waiting sequences that fit, up to `max_running` running, and returns them in that order.
 
-        Each gets blocks for all its tokens and one more. One may pass others that don't fit, within their patience.
+        Each gets blocks for all its tokens and one more, shared ones for a beginning that is computed already. One may
+        pass others that don't fit, within their patience.
         """
         admitted = []
         while self._waiting and self.num_running < max_running:
-            room = Room(self._num_spare_at_most(), self.blocks.num_total, self._running, self.blocks.blocks_for)
-            index = next_to_admit(self._waiting, room, self._max_overtaken)
+            index = next_to_admit(self._waiting, self._room(), self._max_overtaken)
             if index is None:
                 break
             if self._blocks_to_start(self._waiting[index]) > self._num_spare():
@@ -148,8 +155,10 @@ class SequenceTable:
 
         While blocks are short, first the blocks that were taken for drafts come back, then the sequence admitted last
         is preempted. It goes back to the front of the line, in order of arrival, and is computed again later; its
-        answer can't change, only its pace.
+        answer can't change, only its pace. Before all that, prompts go on behind what others have computed of them.
         """
+        for sequence in self._running:
+            self._share_ahead(sequence)
         for sequence in self.running:
             while sequence.status is SequenceStatus.RUNNING and not self.reserve(sequence, 1):
                 if self._take_back_surplus():
@@ -174,6 +183,7 @@ class SequenceTable:
         assert sequence.status is SequenceStatus.RUNNING
         assert len(draft_ids) <= request.depth, "more drafts than were asked for"
         sequence.num_primed = max(sequence.num_primed, request.end)
+        self.prefix.built(sequence, request.start)
         sequence.draft_ids = list(draft_ids)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -188,13 +198,16 @@ class SequenceTable:
         They go to the end of the line, or they would take back at once what they gave. If all of them wouldn't do,
         nobody is preempted. The next `admit` starts the head.
         """
-        num_needed = self._blocks_to_start(self._waiting[0])
         num_spare = self._num_spare()
+        released: Counter[int] = Counter()
         victims: list[Sequence] = []
         for candidate in candidates:
             victims.append(candidate)
-            num_spare += len(candidate.block_ids) + self._can_grow(candidate)
-            if num_needed <= num_spare and self.num_running - len(victims) < max_running:
+            released.update(candidate.block_ids)
+            num_spare += self._can_grow(candidate)
+            num_freed = sum(self.blocks.num_holds(block_id) == num for block_id, num in released.items())
+            num_needed = self._blocks_to_start(self._waiting[0], released)
+            if num_needed <= num_spare + num_freed and self.num_running - len(victims) < max_running:
                 break
         else:
             return []
@@ -227,6 +240,10 @@ class SequenceTable:
             assert sequence.status is SequenceStatus.RUNNING
             was_decoding = sequence.is_decoding
             event = apply_outcome(sequence, row, outcome)
+            if outcome.error is None:
+                self.prefix.publish(sequence)
+            else:
+                self.prefix.forget(sequence.block_ids)  # whatever broke it may be in its cache
             if event is None:
                 continue
             events.append(event)
@@ -243,21 +260,33 @@ class SequenceTable:
         for sequence in self._waiting:
             assert sequence.status is SequenceStatus.WAITING
             assert not sequence.block_ids, f"waiting sequence {sequence.seq_id} holds blocks"
-            assert sequence.num_computed == sequence.num_primed == 0
+            assert sequence.num_computed == sequence.num_primed == sequence.num_published == 0
         for sequence in self._running:
             assert sequence.status is SequenceStatus.RUNNING
             assert 0 <= sequence.num_computed < len(sequence.token_ids)
             assert self.blocks.blocks_for(sequence.num_computed) <= len(sequence.block_ids)
             assert sequence.num_primed <= sequence.num_computed + 1, "the head is ahead of the model"
+            assert sequence.num_published * self.blocks.block_size <= sequence.num_computed
         for sequence in live:
             assert 0 <= sequence.num_emitted < sequence.stops.max_tokens
             assert 0 <= sequence.num_overtaken <= self._max_overtaken
         self.blocks.check(block_id for sequence in live for block_id in sequence.block_ids)
+        self.prefix.check()
 
     # Helpers
 
-    def _blocks_to_start(self, sequence: Sequence) -> int:
-        return self.blocks.blocks_for(entries_to_start(sequence))
+    def _room(self) -> Room:
+        return Room(
+            self._num_spare_at_most(),
+            self.blocks.num_total,
+            self._running,
+            self.blocks.blocks_for,
+            self.prefix.num_held,
+        )
+
+    def _blocks_to_start(self, sequence: Sequence, released: Counter[int] | None = None) -> int:
+        """Free blocks that a start takes, once that many holders have let go of each `released` block."""
+        return self.blocks.blocks_for(entries_to_start(sequence)) - self.prefix.num_held(sequence, released)
 
     def _num_spare(self) -> int:
         """Blocks that a newcomer may take: the free ones, less one for each running sequence that can still grow."""
@@ -289,8 +318,18 @@ class SequenceTable:
         num_entries = len(sequence.token_ids) if sequence.is_decoding else entries_to_start(sequence)
         return min(len(sequence.block_ids), self.blocks.blocks_for(num_entries))
 
+    def _share_ahead(self, sequence: Sequence) -> None:
+        """Takes over what others have computed of a running sequence's prompt, and built of its head slots."""
+        was_decoding = sequence.is_decoding
+        self.prefix.share(sequence)
+        self.prefix.catch_up(sequence)
+        if sequence.is_decoding and not was_decoding:
+            self._join_line(sequence)
+
     def _start(self, sequence: Sequence) -> None:
-        sequence.block_ids = self.blocks.allocate(self._blocks_to_start(sequence))
+        self.prefix.query(sequence)
+        num_missing = self.blocks.blocks_for(entries_to_start(sequence)) - len(sequence.block_ids)
+        sequence.block_ids.extend(self.blocks.allocate(num_missing))
         sequence.status = SequenceStatus.RUNNING
         sequence.admitted_len = len(sequence.token_ids)
         self._running.append(sequence)
@@ -313,6 +352,7 @@ class SequenceTable:
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed = 0
         sequence.num_primed = 0
+        sequence.num_published = 0
         sequence.num_preempted += 1
         self._num_preemptions += 1
 
@@ -324,6 +364,6 @@ class SequenceTable:
         del self._by_id[sequence.seq_id]
 
     def _release(self, sequence: Sequence) -> None:
-        self.blocks.free(sequence.block_ids)
+        self.blocks.free(reversed(sequence.block_ids))  # a prefix is of use without its end, not the other way round
         sequence.block_ids = []
         sequence.draft_ids = []

@@ -134,6 +134,7 @@ class Costs:
 
     step: CostTable
     draft: DraftCost
+    is_cached: bool = False  # begun from what an earlier start measured
 
 
 def choose_depths(row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0) -> list[int]:

@@ -68,6 +68,11 @@ class Sequence:
     admitted_len: int = 0  # tokens it had when it was last admitted
     max_draft_depth: int | None = None  # the request's own cap; None leaves it to the server
     num_primed: int = 0  # slots of the draft head's cache that are built from the model's own hidden states
+    cache_salt: bytes = b""  # whose prefixes it may share: those with the same salt
+    reads_prefix: bool = True  # False: all of its prompt is computed, since more than the last logits are wanted
+    prefix_keys: list[bytes] = field(default_factory=list)  # of its first full blocks, as far as they were asked for
+    num_published: int = 0  # its first so many blocks are full and were offered to the prefix cache, or come from there
+    num_cached: int = 0  # prompt tokens that were there before it had computed any
 
     @property
     def num_emitted(self) -> int:
@@ -163,9 +168,13 @@ class RowOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEvent:
-    """What one step did for one sequence: tokens that were really emitted, and how it ended if it did."""
+    """What one step did for one sequence: tokens that were really emitted, and how it ended if it did.
+
+    `num_cached` of its prompt's tokens came from the prefix cache.
+    """
 
     seq_id: int
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None
+    num_cached: int = 0

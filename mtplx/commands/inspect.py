@@ -11,16 +11,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mtplx.config import AUTO
 from mtplx.model.checkpoint import count_parameters, weight_types
 from mtplx.model.choice import Wishes, choose_runner
 from mtplx.model.folder import read_spec
+from mtplx.model.head_file import load_head
+from mtplx.model.mtp import find_mtp_weights
 from mtplx.model.store import folder_bytes, format_bytes
 from mtplx.model.weights import ModelFolder, resolve_model
 
 if TYPE_CHECKING:
     from mtplx.commands.public import Subparsers
 
-Value = str | int | bool | list[int] | None
+Value = str | int | list[int] | list[float] | None
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -52,6 +55,8 @@ def inspect_model(model: ModelFolder) -> dict[str, Value]:
     """The facts in the order in which they are shown."""
     spec = read_spec(model.path)
     choice = choose_runner(model, Wishes())
+    own = find_mtp_weights(model.path, spec)
+    head = load_head(AUTO, model, spec)
     return {
         "name": model.name,
         "source": model.source,
@@ -70,7 +75,12 @@ def inspect_model(model: ModelFolder) -> dict[str, Value]:
         "context_length": spec.max_position,
         "sliding_window": spec.sliding_window,
         "eos_ids": sorted(spec.eos_ids),
-        "has_mtp_head": spec.num_mtp_layers > 0,
+        "num_mtp_modules": own.num_modules or None,
+        "mtp_note": own.why_none,
+        "draft_head": None if head is None else str(head.path),
+        "draft_blocks": None if head is None else head.info.num_blocks,
+        "draft_vocab_size": None if head is None else head.info.draft_vocab_size,
+        "draft_acceptance": None if head is None else list(head.info.greedy_acceptance),
         "runner": choice.name,
         "runner_reason": choice.why,
         "native_build": choice.native_build,
@@ -88,8 +98,6 @@ def facts_table(facts: Mapping[str, Value]) -> Table:
 
 
 def _text(key: str, value: Value) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, int):
         return format_bytes(value) if key == "num_bytes" else f"{value:,}"
     if isinstance(value, list):

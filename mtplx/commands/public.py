@@ -24,9 +24,11 @@ COMMANDS = MappingProxyType(
         "serve": "serve a model to many clients, behind the OpenAI API",
         "chat": "chat with a running server",
         "status": "what a running server is doing",
+        "profile": "where the time of a step goes, stage by stage",
         "pull": "download a model into the cache",
         "models": "list the cached models and their sizes",
         "inspect": "what a model is, and what would run it",
+        "train-head": "make a draft head for a model",
     }
 )
 
@@ -70,4 +72,4 @@ def build_parser(commands: Collection[str]) -> Parser:
 
 
 def load_command(name: str) -> Command:
-    return cast(Command, import_module(f"mtplx.commands.{name}"))
+    return cast(Command, import_module("mtplx.commands." + name.replace("-", "_")))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mtplx.decode.filters import surviving_ids
+from mtplx.decode.filters import drop_filtered
 from mtplx.decode.history import History, uses_penalties
-from mtplx.decode.noise import NoiseKey, gumbel
+from mtplx.decode.noise import NoiseKey
+from mtplx.decode.noisy_argmax import NoisyArgmax, plain_noisy_argmax
 from mtplx.decode.penalties import adjust_logits
 from mtplx.errors import GenerationError
 from mtplx.sampling_params import SamplingParams
@@ -21,12 +22,13 @@ def next_token(
     history: History,
     noise_key: NoiseKey,
     banned_ids: npt.NDArray[np.int64],
+    noisy_argmax: NoisyArgmax = plain_noisy_argmax,
 ) -> int:
     """Returns the token at `noise_key.position`, whatever mode, batch or draft asks for it; changes nothing.
 
     In float64: penalties, logit_bias, bans; (l - max) / T; top-k, top-p, min-p; argmax of l + Gumbel noise over what
     is left, the lowest id on ties. At temperature 0 it is the argmax after the bans. `history` ends just before the
-    position; `banned_ids` can't be drawn, whatever their logit.
+    position; `banned_ids` can't be drawn, whatever their logit. Every `noisy_argmax` gives the same token.
 
     Raises:
         GenerationError: a NaN or +inf among the logits, or no token left with a finite one.
@@ -43,10 +45,8 @@ def next_token(
             return int(np.argmax(scores_V))
         scores_V -= largest
         scores_V /= params.temperature
-    ids_S = surviving_ids(scores_V, params)
-    values_S = gumbel(ids_S, noise_key)
-    values_S += scores_V if len(ids_S) == len(scores_V) else scores_V[ids_S]
-    return int(ids_S[np.argmax(values_S)])
+    drop_filtered(scores_V, params)
+    return noisy_argmax(scores_V, noise_key)
 
 
 def is_plain_greedy(params: SamplingParams, num_emitted: int) -> bool:

@@ -7,7 +7,7 @@ stop id or at max_tokens is the scheduler's commit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from mtplx.decode.history import History
 from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
 from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, next_token
 from mtplx.decode.noise import NoiseKey
+from mtplx.decode.noisy_argmax import NoisyArgmax, fastest_noisy_argmax
 from mtplx.errors import GenerationError, RequestError
 from mtplx.sampling_params import SamplingParams
 
@@ -39,8 +40,10 @@ class Sampler:
     Invariant: an entry's next position is the position of the next token that a plan asks for.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, noisy_argmax: NoisyArgmax | None = None) -> None:
+        """`noisy_argmax` is by default the fastest one here."""
         self._vocab_size = vocab_size
+        self._noisy_argmax = noisy_argmax or fastest_noisy_argmax()
         self._entries: dict[int, SamplerEntry] = {}
 
     def add(
@@ -64,7 +67,7 @@ class Sampler:
                 raise RequestError(f"logit_bias: token id {token_id} is not below {self._vocab_size}", "logit_bias")
         stops = np.array(sorted(i for i in stop_ids if 0 <= i < self._vocab_size), dtype=np.int64)
         history = History.of_prompt(prompt_ids, params, self._vocab_size)
-        self._entries[seq_id] = SamplerEntry(params, seed, choice, stops, history)
+        self._entries[seq_id] = SamplerEntry(params, seed, choice, stops, history, self._noisy_argmax)
 
     def remove(self, seq_id: int) -> None:
         """Forgets a sequence.
@@ -91,7 +94,7 @@ class Sampler:
     def copy_of(self, seq_id: int) -> SamplerEntry:
         """What is remembered of a sequence, to be drawn from and grown by guesses without any effect here."""
         entry = self._entries[seq_id]
-        return SamplerEntry(entry.params, entry.seed, entry.choice, entry.stop_ids, entry.history.copy())
+        return replace(entry, history=entry.history.copy())
 
     def check(self) -> None:
         """Asserts the invariants of every entry."""
@@ -153,6 +156,7 @@ class SamplerEntry:
     choice: int
     stop_ids: npt.NDArray[np.int64]  # ascending, inside the vocabulary
     history: History
+    noisy_argmax: NoisyArgmax
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -161,7 +165,7 @@ class SamplerEntry:
     def draw(self, logits_V: Logits) -> int:
         """The token at the next position. Raises: GenerationError."""
         noise_key = NoiseKey(self.seed, self.history.next_position, self.choice)
-        return next_token(logits_V, self.params, self.history, noise_key, self._banned_ids())
+        return next_token(logits_V, self.params, self.history, noise_key, self._banned_ids(), self.noisy_argmax)
 
     def ends_with(self, token_id: int) -> bool:
         """Whether the answer would end if that token came next."""

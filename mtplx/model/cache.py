@@ -21,17 +21,22 @@ CACHED_LAYER_KINDS = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """One token's entry: per layer a key [num_kv_heads, key_width] and a value [num_kv_heads, value_width]."""
+    """One token's entry: per layer a key [num_kv_heads, key_width] and a value [num_kv_heads, value_width].
+
+    `other_bytes` is what lies beside them in memory of its own: a draft head's entry, the hidden state that it reads.
+    """
 
     num_layers: int
     num_kv_heads: int
     key_width: int
     value_width: int
     element_bytes: int
+    other_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:
-        return self.num_layers * self.num_kv_heads * (self.key_width + self.value_width) * self.element_bytes
+        widths = self.key_width + self.value_width
+        return self.num_layers * self.num_kv_heads * widths * self.element_bytes + self.other_bytes
 
     @property
     def bytes_per_block(self) -> int:

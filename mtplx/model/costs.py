@@ -16,6 +16,8 @@ from mtplx.model.runner import DraftingRunner, Logits
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128)  # steps in the cost come after 8, 16, ..
 _STEP_SHARE = 0.75  # of the time, for the steps; the rest is for drafts
 _DRAFT_ROWS = 4
+_CHECK_RUNS = 3
+_TRUE_WITHIN = 1.5  # the factor between then and now
 
 
 def measure_costs(
@@ -36,6 +38,20 @@ def measure_costs(
         if clock() >= step_end_s:
             break
     return Costs(CostTable(_between(measured)), _measure_drafts(runner, budget_s * (1 - _STEP_SHARE), clock))
+
+
+def still_hold(runner: DraftingRunner, costs: Costs, clock: Callable[[], float] = time.perf_counter) -> bool:
+    """Whether one token takes about what `costs` say, in a step and in a draft, by a few runs of each.
+
+    It doesn't where other programs were busy when the costs were measured, or are now. Conditions and consequences are
+    those of `measure_costs`.
+    """
+    plan, requests = _plan(runner, 1), _requests(runner, 1, depth=1)
+    runner.run(plan)
+    runner.draft(requests, _choose_any)
+    step_s = min(_seconds(lambda: runner.run(plan), clock) for _ in range(_CHECK_RUNS))
+    draft_s = min(_seconds(lambda: runner.draft(requests, _choose_any), clock) for _ in range(_CHECK_RUNS))
+    return _is_about(step_s, costs.step.of(1)) and _is_about(draft_s, costs.draft.of(1, 1))
 
 
 def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[], float]) -> DraftCost:
@@ -71,6 +87,10 @@ def _choose_any(
     """Takes the time that plain greedy drafts take, and never ends a row."""
     logits_RW.argmax(axis=1)
     return [0] * len(requests)
+
+
+def _is_about(now_s: float, then_s: float) -> bool:
+    return then_s / _TRUE_WITHIN <= now_s <= then_s * _TRUE_WITHIN
 
 
 def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:

@@ -21,6 +21,9 @@ class Family:
 
     `default_kv_heads` None means as many as query heads, `default_head_dim` None means hidden_size // query heads.
     `sliding` says when `sliding_window` counts: never, only with `use_sliding_window`, or always (4096 if absent).
+    With `is_latent` attention keys and values have widths of their own and as many heads as queries.
+    `mtp_prefix` is what the names of its multi-token-prediction weights begin with; {layer} counts on from the model's
+    own layers. None: it has none, or none that can be used.
     """
 
     architecture: str
@@ -28,6 +31,9 @@ class Family:
     sliding: Literal["never", "flagged", "always"]
     default_kv_heads: int | None = None
     default_head_dim: int | None = None
+    is_latent: bool = False
+    has_experts: bool = False
+    mtp_prefix: str | None = None
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -38,6 +44,31 @@ FAMILIES: Mapping[str, Family] = {
         Family("Qwen3ForCausalLM", "qwen3", sliding="flagged", default_kv_heads=32, default_head_dim=128),
         Family("MistralForCausalLM", "mistral", sliding="always", default_kv_heads=8),
         Family("Gemma3ForCausalLM", "gemma3_text", sliding="always", default_kv_heads=4, default_head_dim=256),
+        Family(
+            "DeepseekV3ForCausalLM",
+            "deepseek_v3",
+            sliding="never",
+            is_latent=True,
+            has_experts=True,
+            mtp_prefix="model.layers.{layer}.",
+        ),
+        Family(
+            "Glm4MoeForCausalLM",
+            "glm4_moe",
+            sliding="never",
+            default_kv_heads=8,
+            has_experts=True,
+            mtp_prefix="model.layers.{layer}.",
+        ),
+        Family(
+            "MellumForCausalLM",
+            "mellum",
+            sliding="always",
+            default_kv_heads=4,
+            default_head_dim=128,
+            has_experts=True,
+            mtp_prefix="mtp.",
+        ),
     )
 }
 

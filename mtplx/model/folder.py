@@ -29,7 +29,7 @@ def read_spec(folder: Path) -> ModelSpec:
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(config, family, num_heads),
-        head_dim=config.get("head_dim") or family.default_head_dim or hidden_size // num_heads,
+        head_dim=_head_dim(config, family, hidden_size // num_heads),
         vocab_size=_size(config, "vocab_size"),
         max_position=_size(config, "max_position_embeddings"),
         eos_ids=_eos_ids(generation, config),
@@ -37,6 +37,8 @@ def read_spec(folder: Path) -> ModelSpec:
         default_temperature=_number(generation, "temperature"),
         default_top_p=_number(generation, "top_p"),
         default_top_k=None if (top_k := _number(generation, "top_k")) is None else int(top_k),
+        num_mtp_layers=_num_mtp_layers(config, family),
+        value_head_dim=_size(config, "v_head_dim") if family.is_latent else None,
     )
 
 
@@ -74,7 +76,22 @@ def _num_kv_heads(config: Config, family: Family, num_heads: int) -> int:
     num_kv_heads = config.get("num_key_value_heads", family.default_kv_heads) or num_heads
     if not isinstance(num_kv_heads, int) or num_heads % num_kv_heads:
         raise ModelError(f"config.json gives {num_kv_heads!r} key/value heads, which doesn't divide {num_heads} heads")
+    if family.is_latent and num_kv_heads != num_heads:
+        raise ModelError(f"config.json gives {num_kv_heads} key/value heads; latent attention has one a query head")
     return num_kv_heads
+
+
+def _head_dim(config: Config, family: Family, default: int) -> int:
+    """The width of a query and a key."""
+    if family.is_latent:
+        return _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
+    return int(config.get("head_dim") or family.default_head_dim or default)
+
+
+def _num_mtp_layers(config: Config, family: Family) -> int:
+    if family.mtp_prefix is None:
+        return 0
+    return int(config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0)
 
 
 def _sliding_window(config: Config, family: Family) -> int | None:

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from mtplx.batching.state import DraftRequest, StepPlan
 from mtplx.model.spec import ModelSpec, RunnerInfo
 
-MAX_LOADED_DRAFT_DEPTH = 0  # of any runner in this package: neither loads heads yet
-
 Logits = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 

@@ -22,7 +22,18 @@ class ModelSpec:
     default_temperature: float | None = None  # of the generation config, None where it says nothing
     default_top_p: float | None = None
     default_top_k: int | None = None
-    num_mtp_layers: int = 0
+    num_mtp_layers: int = 0  # multi-token-prediction modules that config.json names and the torch runner can use
+    value_head_dim: int | None = None  # where a value isn't as wide as a key
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInfo:
+    """What guesses drafts, as the status reports it."""
+
+    name: str  # the file's, or where else it comes from
+    num_blocks: int
+    draft_vocab_size: int  # ids that it can guess
+    greedy_acceptance: tuple[float, ...] = ()  # conditional, by depth, as measured after its training; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +49,4 @@ class RunnerInfo:
     quantization: str | None = None  # how the native runner keeps its matrices, such as q4_1+q8_0
     kv_cache_dtype: str | None = None  # of the native runner's cache; the torch runner's is `dtype`
     weights_sha256: str | None = None  # of what the weights were made from, where the runner knows it
+    head: HeadInfo | None = None

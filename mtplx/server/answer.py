@@ -51,11 +51,13 @@ class Choice:
     num_draft_tokens: int = 0
     max_draft_tokens: int = 0  # in one step
     acceptance: Counter[int] = field(default_factory=Counter)  # accepted drafts of a step with drafts, to such steps
+    num_cached_tokens: int = 0  # of its prompt
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
+        self.num_cached_tokens = delta.num_cached_tokens
         if delta.num_draft_tokens:
             self.num_draft_tokens += delta.num_draft_tokens
             self.max_draft_tokens = max(self.max_draft_tokens, delta.num_draft_tokens)
@@ -103,13 +105,21 @@ def make_choices(parts: AnswerParts) -> list[Choice]:
 
 
 def usage_of(parts: AnswerParts, choices: Sequence[Choice]) -> Usage:
-    """Emitted tokens only; a prompt counts once, however many choices it has."""
+    """Emitted tokens only; a prompt counts once, however many choices it has, and as cached where it was for them all.
+
+    So what the first choice computes and the others share is not cached: the request had to pay for it.
+    """
     prompt_tokens = sum(len(prompt_ids) for prompt_ids in parts.prompts)
     completion_tokens = sum(len(choice.token_ids) for choice in choices)
+    cached_tokens = sum(
+        min(choice.num_cached_tokens for choice in choices[first : first + parts.num_choices])
+        for first in range(0, len(choices), parts.num_choices)
+    )
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 

@@ -19,7 +19,7 @@ from mtplx.server.handlers import CompletionHandlers
 from mtplx.server.handlers_info import InfoHandlers
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import CompletionRequest
-from mtplx.server.responses import ChatCompletion, ChatCompletionChunk, Completion
+from mtplx.server.responses import ChatCompletion, ChatCompletionChunk, Completion, ProfilePage
 from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events
 from mtplx.telemetry.metrics import HttpMetrics
 
@@ -82,6 +82,7 @@ def _info_routes(handlers: InfoHandlers) -> APIRouter:
     _add_get(router, "/v1/models/{model_id:path}", handlers.get_model, responses=errors(404))
     _add_get(router, "/v1/status", handlers.status)
     _add_get(router, "/status", handlers.status, include_in_schema=False)
+    _add_get(router, "/v1/profile", handlers.profile, response_model=ProfilePage, responses=errors(400))
     _add_get(router, "/metrics", handlers.metrics, responses={200: {"content": {"text/plain": {}}}})
     return router
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,24 +9,29 @@ from pydantic import SecretStr
 
 from mtplx import __version__
 from mtplx.batching.blocks import BlockAllocator
-from mtplx.config import Settings, read_api_keys
+from mtplx.batching.speculation import MAX_DEPTH
+from mtplx.batching.state import SchedulerMode
+from mtplx.config import AUTO, Settings, read_api_keys
 from mtplx.errors import ConfigError
+from mtplx.model.checkpoint import weight_files
 from mtplx.model.choice import RunnerChoice, Wishes, choose_runner
-from mtplx.model.costs import measure_costs
+from mtplx.model.cost_cache import load_costs
 from mtplx.model.folder import read_spec
-from mtplx.model.runner import MAX_LOADED_DRAFT_DEPTH, Runner, drafting_runner
-from mtplx.model.spec import ModelSpec, RunnerInfo
+from mtplx.model.head_file import HeadFile, load_head, warn_of_other_weights
+from mtplx.model.native.pack import joined_sha256
+from mtplx.model.runner import Runner, drafting_runner
+from mtplx.model.spec import HeadInfo, ModelSpec, RunnerInfo
+from mtplx.model.store import cache_root, stamp_file
 from mtplx.model.weights import ModelFolder, resolve_model, with_safetensors
 from mtplx.server.admission import Limits
 from mtplx.server.engine import EngineCore
 from mtplx.server.modes import decode_width, make_scheduler, make_speculator, resolve_depth, resolve_mode
+from mtplx.telemetry.stages import StepRecorder
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.tokenizer import Tokenizer
 
 DEFAULT_CHUNK_TOKENS_CPU = 64  # bounds the gap of running streams where a token costs milliseconds
 DEFAULT_CHUNK_TOKENS_GPU = 512
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +57,22 @@ def assemble(settings: Settings) -> Assembly:
         ConfigError: the settings contradict each other or this machine.
         ModelError: the model can't be found, read or served.
     """
-    resolve_mode(settings, max_draft_depth=MAX_LOADED_DRAFT_DEPTH)  # before anything slow
+    resolve_mode(settings, max_draft_depth=0 if settings.draft_head == "none" else MAX_DEPTH)  # before anything slow
     api_keys = read_api_keys(settings)
     model = resolve_model(settings.model, with_weights=False)
     spec = read_spec(model.path)
     choice = choose_runner(model, _wishes(settings))
+    head = load_head(settings.draft_head, model, spec)
+    resolve_mode(settings, max_draft_depth=_depth_in_sight(settings, choice, spec, head))  # before weights are read
     tokenizer = Tokenizer.load(model.path)
     chat_template = ChatTemplate.load(model.path)
     max_model_len = _max_model_len(settings, spec)
-    runner = _load_runner(choice, model, settings, max_model_len)
-    core = build_core(settings, runner)
+    runner = _load_runner(choice, model, settings, max_model_len, head)
+    weights_sha256 = _weights_sha256(model, runner.info)
+    if head is not None:
+        warn_of_other_weights(head, weights_sha256)
+    fingerprint = _fingerprint(runner.info, weights_sha256)
+    core = build_core(settings, runner, fingerprint, cache_root())
     cache_tokens = runner.num_blocks * runner.block_size
     if settings.max_model_len is None:
         max_model_len = min(max_model_len, cache_tokens)
@@ -82,13 +91,15 @@ def assemble(settings: Settings) -> Assembly:
         tokenizer=tokenizer,
         chat_template=chat_template,
         limits=limits,
-        fingerprint=_fingerprint(model, runner.info),
+        fingerprint=fingerprint,
         runner_reason=choice.why,
     )
 
 
-def build_core(settings: Settings, runner: Runner) -> EngineCore:
+def build_core(settings: Settings, runner: Runner, fingerprint: str = "", costs_root: Path | None = None) -> EngineCore:
     """The engine around a loaded runner; measures the machine's costs where the draft depth follows them.
+
+    `fingerprint` names the model in the prefix cache's keys and in the costs that are kept under `costs_root`.
 
     Raises:
         ConfigError: the mode or the draft depth is not for this runner.
@@ -102,15 +113,17 @@ def build_core(settings: Settings, runner: Runner) -> EngineCore:
     costs = None
     if depth is None:
         assert drafting is not None, "without a head the depth is 0"
-        costs = measure_costs(drafting, max_tokens=width * (1 + max_draft_depth) + chunk)
+        max_tokens, threads = width * (1 + max_draft_depth) + chunk, settings.threads
+        costs = load_costs(drafting, fingerprint=fingerprint, threads=threads, max_tokens=max_tokens, root=costs_root)
     scheduler = make_scheduler(
         mode,
         BlockAllocator(runner.num_blocks, runner.block_size),
         decode_batch_max=settings.decode_batch_max,
         prefill_chunk_tokens=chunk,
         speculator=make_speculator(depth, costs, prefill_chunk_tokens=chunk, max_draft_depth=max_draft_depth),
+        prefix_salt=f"{fingerprint} {runner.info.head}".encode() if settings.prefix_cache == "on" else None,
     )
-    return EngineCore(runner, scheduler)
+    return EngineCore(runner, scheduler, recorder=StepRecorder() if mode is SchedulerMode.HYPER else None)
 
 
 def start_up_lines(assembly: Assembly) -> list[str]:
@@ -120,9 +133,11 @@ def start_up_lines(assembly: Assembly) -> list[str]:
     exactness = "exact" if info.exact else "not exact"
     head = "with" if drafting_runner(runner) else "without"
     why = "asked for" if assembly.settings.scheduler_mode else f"default for a model {head} a draft head"
+    drafts = [f"drafts  {_described_head(info.head)}"] if info.head else []
     return [
         f"model   {assembly.model_name} ({assembly.model.source})",
         f"runner  {_described(info)} ({assembly.runner_reason}); {exactness}: {info.exact_note}",
+        *drafts,
         f"mode    {scheduler.mode} ({why}), at most {scheduler.max_running} running and "
         f"{limits.max_live - scheduler.max_running} waiting",
         f"cache   {limits.cache_tokens} tokens, at most {limits.max_model_len} a request",
@@ -133,7 +148,17 @@ def _wishes(settings: Settings) -> Wishes:
     return Wishes(settings.runner, settings.device, settings.dtype, settings.quantization, settings.kv_cache_dtype)
 
 
-def _load_runner(choice: RunnerChoice, model: ModelFolder, settings: Settings, max_model_len: int) -> Runner:
+def _depth_in_sight(settings: Settings, choice: RunnerChoice, spec: ModelSpec, head: HeadFile | None) -> int:
+    """The most drafts that the runner will make for a row, as far as shows before it is loaded."""
+    if head is not None:
+        return head.max_depth
+    may_have_own = choice.name == "torch" and settings.draft_head == AUTO and spec.num_mtp_layers > 0
+    return MAX_DEPTH if may_have_own else 0
+
+
+def _load_runner(
+    choice: RunnerChoice, model: ModelFolder, settings: Settings, max_model_len: int, head: HeadFile | None
+) -> Runner:
     """Imports the runner that was chosen, and not the other: PyTorch and transformers take seconds."""
     if choice.name == "native":
         from mtplx.model.native.loader import load_native_runner
@@ -145,6 +170,7 @@ def _load_runner(choice: RunnerChoice, model: ModelFolder, settings: Settings, m
             threads=settings.threads,
             kv_cache_tokens=settings.kv_cache_tokens,
             max_model_len=max_model_len,
+            head=head,
         )
     from mtplx.model.torch.loader import load_torch_runner
 
@@ -156,6 +182,8 @@ def _load_runner(choice: RunnerChoice, model: ModelFolder, settings: Settings, m
         threads=settings.threads,
         kv_cache_tokens=settings.kv_cache_tokens,
         max_model_len=max_model_len,
+        head=head,
+        use_head=settings.draft_head != "none",
     )
 
 
@@ -164,6 +192,14 @@ def _described(info: RunnerInfo) -> str:
     if info.build is None:
         return f"{info.runner} on {info.device}, {info.dtype}"
     return f"{info.runner} ({info.build}) on {info.device}, {info.quantization} weights, {info.kv_cache_dtype} cache"
+
+
+def _described_head(head: HeadInfo) -> str:
+    """`mtp_head.safetensors, 1 block, guesses 8192 ids; greedy acceptance when trained 0.61, 0.44`."""
+    blocks = f"{head.num_blocks} block{'s' if head.num_blocks > 1 else ''}"
+    rates = ", ".join(f"{rate:.2f}" for rate in head.greedy_acceptance)
+    measured = f"; greedy acceptance when trained {rates}" if rates else ""
+    return f"{head.name}, {blocks}, guesses {head.draft_vocab_size} ids{measured}"
 
 
 def _max_model_len(settings: Settings, spec: ModelSpec) -> int:
@@ -181,17 +217,13 @@ def _default_chunk_tokens(runner: Runner) -> int:
     return DEFAULT_CHUNK_TOKENS_CPU if runner.info.device == "cpu" else DEFAULT_CHUNK_TOKENS_GPU
 
 
-def _fingerprint(model: ModelFolder, info: RunnerInfo) -> str:
+def _fingerprint(info: RunnerInfo, weights_sha256: str) -> str:
     """Names version, runner, build, number formats and weights: answers can be replayed where it is equal."""
-    weights = info.weights_sha256 or model.gguf_sha256 or _hash_of_weights(model.path)
     exactness = "exact" if info.exact else "inexact"
     formats = (info.build, info.quantization, info.kv_cache_dtype) if info.build else (info.device, info.dtype)
-    return "-".join(("mtplx", __version__, info.runner, *map(str, formats), exactness, weights[:12]))
+    return "-".join(("mtplx", __version__, info.runner, *map(str, formats), exactness, weights_sha256[:12]))
 
 
-def _hash_of_weights(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted((*folder.glob("*.safetensors"), folder / "config.json")):
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+def _weights_sha256(model: ModelFolder, info: RunnerInfo) -> str:
+    known = info.weights_sha256 or model.gguf_sha256
+    return known or joined_sha256(stamp_file(path) for path in weight_files(model.path))

@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import Depends
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import SecretStr
+from starlette.requests import Request
 
 from mtplx.errors import AuthenticationError
 
@@ -22,8 +23,10 @@ class ApiKeyCheck:
     def __init__(self, keys: Iterable[SecretStr]) -> None:
         self._digests = tuple(sha256(key.get_secret_value().encode(errors="surrogateescape")).digest() for key in keys)
 
-    async def __call__(self, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
-        """Raises AuthenticationError without a key, or with one that isn't ours."""
+    async def __call__(
+        self, request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+    ) -> None:
+        """Marks the request with its tenant, the key's digest; raises AuthenticationError without a key of ours."""
         if credentials is None:
             raise AuthenticationError("this server needs an API key: send it as 'Authorization: Bearer KEY'")
         sent = sha256(credentials.credentials.encode("latin-1")).digest()  # the bytes that came, as ASGI decodes them
@@ -32,3 +35,10 @@ class ApiKeyCheck:
             is_known |= hmac.compare_digest(digest, sent)
         if not is_known:
             raise AuthenticationError("the API key is not one of this server's")
+        request.state.tenant = sent
+
+
+def tenant_of(request: Request) -> bytes:
+    """Whose request it is: the digest of its API key, nothing where the server has no keys."""
+    tenant: bytes = getattr(request.state, "tenant", b"")
+    return tenant

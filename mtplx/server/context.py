@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from mtplx.config import Settings
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.server.stream import Streams
+from mtplx.telemetry.stages import StageRecorder
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.tokenizer import Tokenizer
 
@@ -24,6 +25,7 @@ class ServerContext:
     chat_template: ChatTemplate
     spec: ModelSpec
     runner_info: RunnerInfo
+    recorder: StageRecorder
     model_name: str
     created: int
     version: str

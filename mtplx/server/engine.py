@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mtplx.batching.scheduler import Scheduler
-from mtplx.batching.state import DraftRequest, FinishReason, Row, RowOutcome, SequenceEvent, StepPlan, StopRules
+from mtplx.batching.state import (
+    DraftRequest,
+    FinishReason,
+    Row,
+    RowOutcome,
+    SchedulerMode,
+    SequenceEvent,
+    StepPlan,
+    StopRules,
+)
 from mtplx.batching.state import Sequence as Seq
 from mtplx.decode.drafter import DraftChooser
 from mtplx.decode.logprobs import TokenLogprobs
@@ -23,6 +32,7 @@ from mtplx.errors import EngineDeadError
 from mtplx.model.runner import Runner, drafting_runner
 from mtplx.sampling_params import SamplingParams
 from mtplx.telemetry.counters import DraftingStatus, EngineCounters, EngineStatus
+from mtplx.telemetry.stages import NullRecorder, Stage, StageRecorder
 
 MAX_FAILED_STEPS = 16  # in a row, with no token between them: then the device is taken to be gone
 MAX_FAILED_DRAFTS = 16  # in a row: then the head isn't asked any more
@@ -40,6 +50,8 @@ class Submit:
     seed: int
     choice: int
     stops: StopRules
+    cache_salt: bytes = b""  # prompts share computation only where it is equal
+    reads_prefix: bool = True  # False: all of the prompt is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,7 @@ class SequenceOutput:
     """What a step did for one sequence; `logprobs` is empty or has one entry a token.
 
     `num_accepted_tokens` of the `num_draft_tokens` that the step verified are among its first tokens.
+    `num_cached_tokens` of the prompt came from the prefix cache, the same in every output of a sequence with tokens.
     """
 
     seq_id: int
@@ -64,6 +77,7 @@ class SequenceOutput:
     error: str | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 class EngineCore:
@@ -72,9 +86,16 @@ class EngineCore:
     Invariant: the sampler knows exactly the sequences that the scheduler's table holds.
     """
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = time.monotonic,
+        recorder: StageRecorder | None = None,
+    ) -> None:
         self.runner = runner
         self.scheduler = scheduler
+        self.recorder = recorder or NullRecorder()
         self.counters = EngineCounters()
         self._sampler = Sampler(runner.spec.vocab_size)
         self._clock = clock
@@ -102,6 +123,8 @@ class EngineCore:
                 prompt_len=len(submit.prompt_ids),
                 stops=submit.stops,
                 max_draft_depth=submit.params.draft_depth,
+                cache_salt=submit.cache_salt,
+                reads_prefix=submit.reads_prefix,
             )
         )
 
@@ -118,15 +141,22 @@ class EngineCore:
             EngineDeadError: step after step has failed; the engine must not be used any more.
         """
         self.counters.step_started_at_s = self._clock()
+        self.recorder.start()
         plan = self.scheduler.plan(self._draft if self._drafting else None)
+        self.recorder.lap(Stage.PLAN)
         if not plan.rows:
             self.counters.step_started_at_s = None
             return []
+        decoding_ids = self._decoding_ids(plan)
         sampled = self._compute(plan)
         events = self.scheduler.commit(plan, [row.outcome for row in sampled])
-        self.counters.count_step(plan, self._clock())
+        self.counters.count_step(plan, len(decoding_ids), self._clock())
         self.counters.step_started_at_s = None
-        return self._outputs(plan, sampled, events)
+        outputs = self._outputs(plan, sampled, events)
+        self._count_drafts(outputs, decoding_ids)
+        self.recorder.lap(Stage.COMMIT)
+        self.recorder.end(plan, outputs, is_decode=len(decoding_ids) == plan.width)
+        return outputs
 
     def fail_all(self, message: str) -> list[SequenceOutput]:
         """Ends every sequence with an error and gives all blocks back."""
@@ -159,12 +189,23 @@ class EngineCore:
             num_failed_steps=counters.num_failed_steps,
             drafts=counters.drafts.copy(),
             drafting=self._drafting_status(),
+            prefix=table.prefix.status(),
         )
 
-    def _drafting_status(self) -> DraftingStatus | None:
+    def _decoding_ids(self, plan: StepPlan) -> frozenset[int]:
+        """The sequences whose row is their next token and drafts; a chunk's last token looks the same in a plan."""
+        sequences = (self.scheduler.table.get(row.seq_id) for row in plan.rows)
+        return frozenset(sequence.seq_id for sequence in sequences if sequence and sequence.is_decoding)
+
+    def _count_drafts(self, outputs: Sequence[SequenceOutput], decoding_ids: frozenset[int]) -> None:
+        for output in outputs:
+            if output.error is None and output.seq_id in decoding_ids:
+                self.counters.drafts.count(output.num_draft_tokens, output.num_accepted_tokens)
+
+    def _drafting_status(self) -> DraftingStatus:
         speculator = self.scheduler.speculator
         if speculator is None:
-            return None
+            return DraftingStatus(why_none=self._why_never())
         has_failed = self._drafting is None
         return DraftingStatus(
             last_depths=tuple(speculator.last_depths.values()),
@@ -173,8 +214,22 @@ class EngineCore:
             num_failed=self.counters.num_failed_drafts,
         )
 
+    def _why_never(self) -> str:
+        """Why nothing decides drafts here, one sentence."""
+        if drafting_runner(self.runner) is None:
+            return "the model has no draft head"
+        if self.scheduler.mode is SchedulerMode.AR_BATCH:
+            return "ar_batch never drafts"
+        return "the draft depth is 0: --draft-depth asks for more"
+
     def _draft(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]] | None:
         """The head's guesses for each request, None if it failed, which costs speed and never an answer."""
+        self.recorder.lap(Stage.PLAN)
+        drafts = self._ask_head(requests)
+        self.recorder.lap(Stage.DRAFT)
+        return drafts
+
+    def _ask_head(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]] | None:
         assert self._drafting is not None
         assert self.scheduler.speculator is not None
         start_s = self._clock()
@@ -207,12 +262,13 @@ class EngineCore:
             log.exception("a step of %d rows failed; running its rows one by one", plan.width)
             self.counters.num_failed_steps += 1
             return self._compute_one_by_one(plan)
+        self.recorder.lap(Stage.FORWARD)
         self._num_failed_in_a_row = 0
         sampled = self._sampler.decode(plan, logits_WV)
-        if (
-            self.scheduler.speculator and plan.num_logits == plan.num_tokens
-        ):  # prompts have no logits, so they cost less
-            self.scheduler.speculator.policy.stepped(plan.num_tokens, self._clock() - start_s)
+        self.recorder.lap(Stage.SAMPLE)
+        speculator = self.scheduler.speculator
+        if speculator and plan.num_logits == plan.num_tokens:  # prompts have no logits, so they cost less
+            speculator.policy.stepped(plan.num_tokens, self._clock() - start_s)
         return sampled
 
     def _compute_one_by_one(self, plan: StepPlan) -> list[SampledRow]:
@@ -233,7 +289,11 @@ class EngineCore:
         except Exception as error:
             log.warning("sequence %d failed: %s", row.seq_id, error)
             return SampledRow(RowOutcome(error="the model failed on this request"), ())
-        return self._sampler.decode(plan, logits_WV)[0]
+        finally:
+            self.recorder.lap(Stage.FORWARD)
+        sampled = self._sampler.decode(plan, logits_WV)
+        self.recorder.lap(Stage.SAMPLE)
+        return sampled[0]
 
     def _outputs(
         self, plan: StepPlan, sampled: Sequence[SampledRow], events: Sequence[SequenceEvent]
@@ -246,8 +306,6 @@ class EngineCore:
         num_accepted = 0
         if event.error is None:
             num_accepted = min(len(result.outcome.token_ids) - 1, len(event.token_ids))
-            if len(row.token_ids) == row.num_logits:
-                self.counters.drafts.count(row.num_drafts, num_accepted)
         return self._finish(
             SequenceOutput(
                 event.seq_id,
@@ -257,6 +315,7 @@ class EngineCore:
                 event.error,
                 row.num_drafts,
                 num_accepted,
+                event.num_cached,
             )
         )
 

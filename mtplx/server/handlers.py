@@ -16,6 +16,7 @@ from mtplx.sampling_params import SamplingParams
 from mtplx.server.answer import Answer, AnswerParts, make_head
 from mtplx.server.answer_chat import ChatAnswer
 from mtplx.server.answer_completions import CompletionAnswer
+from mtplx.server.auth import tenant_of
 from mtplx.server.body import read_model
 from mtplx.server.context import ServerContext
 from mtplx.server.disconnect import until_disconnect
@@ -93,7 +94,8 @@ class CompletionHandlers:
         endpoint: _Endpoint,
     ) -> Response:
         watch = self._metrics.watch(endpoint.name)
-        streams = self._open(prompts, params, body.num_choices, endpoint)
+        cache_salt = tenant_of(request) + (body.cache_salt or "").encode()
+        streams = self._open(prompts, params, body.num_choices, endpoint, cache_salt)
         parts = self._parts(body, streams, params, endpoint.id_prefix)
         generation = Generation(streams, parts, endpoint.make_answer(parts), watch.on_delta)
         if body.stream:
@@ -109,10 +111,17 @@ class CompletionHandlers:
             generation.close()
 
     def _open(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, num_choices: int, endpoint: _Endpoint
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        num_choices: int,
+        endpoint: _Endpoint,
+        cache_salt: bytes,
     ) -> list[RequestStream]:
         try:
-            return self._context.streams.open_many(prompts, params, num_choices, continues=endpoint.continues)
+            return self._context.streams.open_many(
+                prompts, params, num_choices, continues=endpoint.continues, cache_salt=cache_salt
+            )
         except RequestError as error:
             param = endpoint.prompt_param if error.param == "prompt" else error.param
             raise type(error)(str(error), param, error.code) from None

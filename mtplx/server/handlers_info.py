@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated, Literal
 
-from starlette.responses import Response
+from fastapi import Query
+from starlette.responses import JSONResponse, Response
 
+from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.speculation import Costs
-from mtplx.errors import EngineDeadError
+from mtplx.errors import EngineDeadError, RequestError
+from mtplx.model.spec import HeadInfo
 from mtplx.server.context import ServerContext
 from mtplx.server.handlers import check_model_name
-from mtplx.server.responses import DraftCosts, DraftStatus, Health, ModelCard, ModelList, Status
+from mtplx.server.responses import (
+    DraftCosts,
+    DraftHead,
+    DraftStatus,
+    Health,
+    ModelCard,
+    ModelList,
+    PrefixCacheStatus,
+    ProfilePage,
+    StageRow,
+    Status,
+)
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.metrics import CONTENT_TYPE, HttpMetrics
+from mtplx.telemetry.profile import Profile, StageTimes, profile_of
+from mtplx.telemetry.stages import Recording
+from mtplx.telemetry.trace import chrome_trace
 
 _COST_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-_NO_HEAD = "nothing drafts: this mode doesn't, its depth is 0, or the model has no draft head"
 
 
 class InfoHandlers:
@@ -80,8 +97,33 @@ class InfoHandlers:
             "num_preemptions": engine.num_preemptions,
             "num_failed_steps": engine.num_failed_steps,
             "num_finished": {str(reason): count for reason, count in sorted(engine.num_finished.items())},
+            "draft_head": _draft_head(context.runner_info.head),
             "drafts": _draft_status(engine),
+            "prefix_cache": _prefix_status(engine.prefix),
         }
+
+    def profile(
+        self,
+        after_step: Annotated[int, Query(ge=0, description="only steps after this number")] = 0,
+        form: Annotated[
+            Literal["table", "trace"], Query(alias="format", description="trace: for Perfetto and chrome://tracing")
+        ] = "table",
+    ) -> ProfilePage | Response:
+        """Where the time of hyper's steps went, stage by stage. Runs on a thread: a trace is large."""
+        recording = self._recording(after_step)
+        if form == "trace":
+            return JSONResponse(chrome_trace(recording))
+        return _profile_page(self._context.model_name, profile_of(recording))
+
+    def _recording(self, after_step: int) -> Recording:
+        recording = self._context.recorder.recording(after_step)
+        if recording is None:
+            mode = self._context.streams.status().scheduler_mode
+            raise RequestError(
+                f"this server runs {mode}, and only hyper records its stages: start one with --scheduler-mode hyper",
+                code="hyper_only",
+            )
+        return recording
 
     def _card(self) -> ModelCard:
         return {
@@ -91,6 +133,17 @@ class InfoHandlers:
             "owned_by": "mtplx",
             "max_model_len": self._context.streams.max_model_len,
         }
+
+
+def _draft_head(head: HeadInfo | None) -> DraftHead | None:
+    if head is None:
+        return None
+    return {
+        "name": head.name,
+        "num_blocks": head.num_blocks,
+        "draft_vocab_size": head.draft_vocab_size,
+        "greedy_acceptance": list(head.greedy_acceptance),
+    }
 
 
 def _draft_status(engine: EngineStatus) -> DraftStatus:
@@ -103,16 +156,56 @@ def _draft_status(engine: EngineStatus) -> DraftStatus:
         "depth_histogram": {str(depth): rows for depth, rows in sorted(counts.depth_histogram.items())},
         "drafted_by_position": [counts.drafted_by_position[position] for position in range(num_positions)],
         "accepted_by_position": [counts.accepted_by_position[position] for position in range(num_positions)],
-        "last_depths": list(now.last_depths) if now else [],
-        "why_none": now.why_none if now else _NO_HEAD,
-        "num_failed": now.num_failed if now else 0,
-        "costs_ms": _costs_ms(now.costs) if now and now.costs else None,
+        "last_depths": list(now.last_depths),
+        "why_none": now.why_none,
+        "num_failed": now.num_failed,
+        "costs_ms": _costs_ms(now.costs) if now.costs else None,
+    }
+
+
+def _prefix_status(prefix: PrefixStatus) -> PrefixCacheStatus:
+    return {
+        "is_on": prefix.is_on,
+        "num_blocks": prefix.num_blocks,
+        "num_hits": prefix.num_hits,
+        "num_queried_tokens": prefix.num_queried_tokens,
+        "num_saved_tokens": prefix.num_saved_tokens,
+        "num_evictions": prefix.num_evictions,
     }
 
 
 def _costs_ms(costs: Costs) -> DraftCosts:
     return {
+        "source": "cached" if costs.is_cached else "measured",
         "step": {str(size): 1000 * costs.step.of(size) for size in _COST_SIZES},
         "draft_level": 1000 * costs.draft.per_level_s,
         "draft_token": 1000 * costs.draft.per_token_s,
+    }
+
+
+def _profile_page(model_name: str, profile: Profile) -> ProfilePage:
+    return {
+        "model": model_name,
+        "num_steps": profile.num_steps,
+        "last_step": profile.last_step,
+        "num_dropped": profile.num_dropped,
+        "steps_ms": 1000 * profile.steps_s,
+        "num_decode_steps": profile.num_decode_steps,
+        "num_decode_tokens": profile.num_decode_tokens,
+        "tokens_per_step": profile.tokens_per_step,
+        "num_draft_tokens": profile.num_draft_tokens,
+        "num_accepted_tokens": profile.num_accepted_tokens,
+        "stages": [_stage_row(times) for times in profile.stages],
+        "forward_by_tokens": [_stage_row(times) for times in profile.forward_by_tokens],
+    }
+
+
+def _stage_row(times: StageTimes) -> StageRow:
+    return {
+        "stage": str(times.stage),
+        "num_tokens": times.num_tokens,
+        "num_calls": times.num_calls,
+        "median_ms": 1000 * times.median_s,
+        "total_ms": 1000 * times.total_s,
+        "share": times.share,
     }

@@ -1,7 +1,7 @@
 """`hyper`: mtp_batch at width 1, for the lowest latency of one client and for looking at the stages of a step.
 
-It is mtp_batch's own code with one place: what is measured here is what runs there. A request waits for those that
-came before it.
+It is mtp_batch's own code with one place: what is measured here is what runs there. In this mode alone the engine
+records the stages of its steps. A request waits for those that came before it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.depth import AdaptiveDepth, DepthPolicy, FixedDepth
 from mtplx.batching.drafting import Speculator
+from mtplx.batching.prefix import PrefixCache
 from mtplx.batching.scheduler import Scheduler
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.speculation import MAX_DEPTH, Costs
@@ -19,11 +20,9 @@ from mtplx.server.serial import Serial
 
 DEFAULT_DECODE_BATCH_MAX = 16
 
-_NEEDS_HEAD = {
-    SchedulerMode.MTP_BATCH: "it needs multi-token-prediction heads, which this version cannot load yet",
-    SchedulerMode.HYPER: "it runs mtp_batch at width 1, which needs multi-token-prediction heads",
-}
-_COHORTS_MISSING = "it builds on a shared prefix cache, which is still to come"
+_NEEDS_HEAD = frozenset({SchedulerMode.MTP_BATCH, SchedulerMode.HYPER})
+_NO_HEAD = "it needs a draft head, and there is none: name a file with --draft-head, or make one with mtplx train-head"
+_COHORTS_MISSING = "cohorts are still to come"
 
 
 def resolve_mode(settings: Settings, *, max_draft_depth: int = 0) -> SchedulerMode:
@@ -37,7 +36,7 @@ def resolve_mode(settings: Settings, *, max_draft_depth: int = 0) -> SchedulerMo
     if mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL:
         raise _not_available(mode, _COHORTS_MISSING, max_draft_depth)
     if mode in _NEEDS_HEAD and not max_draft_depth:
-        raise _not_available(mode, _NEEDS_HEAD[mode], max_draft_depth)
+        raise _not_available(mode, _NO_HEAD, max_draft_depth)
     if mode is SchedulerMode.HYPER and settings.decode_batch_max not in (None, 1):
         raise ConfigError(
             f"--decode-batch-max {settings.decode_batch_max} contradicts --scheduler-mode hyper, whose width is 1",
@@ -90,9 +89,14 @@ def make_scheduler(
     decode_batch_max: int | None,
     prefill_chunk_tokens: int,
     speculator: Speculator | None = None,
+    prefix_salt: bytes | None = None,
 ) -> Scheduler:
-    """A scheduler of that mode, as wide as `decode_width` says, over an empty table."""
-    table = SequenceTable(blocks)
+    """A scheduler of that mode, as wide as `decode_width` says, over an empty table.
+
+    `prefix_salt` names the model for a prefix cache; without it nothing is shared.
+    """
+    prefix = PrefixCache(blocks, prefix_salt or b"", is_on=prefix_salt is not None)
+    table = SequenceTable(blocks, prefix)
     chunk = prefill_chunk_tokens
     max_running = decode_width(mode, decode_batch_max, chunk)
     if mode is SchedulerMode.SERIAL:
@@ -122,7 +126,7 @@ def _check_depth(settings: Settings, mode: SchedulerMode, max_draft_depth: int) 
     if settings.scheduler_mode is SchedulerMode.AR_BATCH:
         why = "ar_batch never drafts"
     elif not max_draft_depth:
-        why = "this version cannot load draft heads yet"
+        why = "there is no draft head: name a file with --draft-head, or make one with mtplx train-head"
     elif depth > max_draft_depth:
         raise ConfigError(
             f"--draft-depth {depth} is not possible: this head guesses at most {max_draft_depth} tokens",
@@ -130,4 +134,4 @@ def _check_depth(settings: Settings, mode: SchedulerMode, max_draft_depth: int) 
         )
     else:
         return
-    raise ConfigError(f"--draft-depth {depth} is not possible: {why}; use 0", "--draft-depth")
+    raise ConfigError(f"--draft-depth {depth} is not possible, {why}; else use 0", "--draft-depth")

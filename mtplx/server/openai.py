@@ -92,9 +92,9 @@ class Service:
 
     async def run(self, listener: socket.socket) -> int:
         """Serves until stopped or dead; returns the exit code."""
-        loop = asyncio.get_running_loop()
+        loop, recorder = asyncio.get_running_loop(), self._assembly.core.recorder
         self.worker.start(
-            deliver=lambda outputs: _post(loop, self.streams.dispatch, outputs),
+            deliver=lambda outputs: _post(loop, recorder.delivery(self.streams.dispatch), outputs),
             on_death=lambda _error: _post(loop, self._on_death, loop),
         )
         for line in (*start_up_lines(self._assembly), f"address {_url(listener)}"):
@@ -134,6 +134,7 @@ def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
         chat_template=assembly.chat_template,
         spec=assembly.core.runner.spec,
         runner_info=assembly.core.runner.info,
+        recorder=assembly.core.recorder,
         model_name=assembly.model_name,
         created=int(time.time()),
         version=__version__,

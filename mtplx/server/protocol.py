@@ -29,6 +29,7 @@ from mtplx.sampling_params import MAX_DRAFT_DEPTH, MAX_SEED, MAX_STOP_STRINGS, R
 
 MAX_CHOICES = 128
 MAX_BIASED_TOKENS = 1024
+MAX_SALT_CHARACTERS = 256
 UNSUPPORTED = "unsupported_parameter"
 INVALID = "invalid_value"
 
@@ -165,6 +166,12 @@ class GenerationRequest(StrictModel):
         ge=0,
         le=MAX_DRAFT_DEPTH,
         description="most tokens guessed ahead for this request; for speed alone, the answer is the same",
+    )
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_SALT_CHARACTERS,
+        description="shares the computation of equal prompts only with requests of the same API key and salt",
     )
     return_token_ids: bool | None = Field(None, description="token ids of prompt and choices in the answer")
 

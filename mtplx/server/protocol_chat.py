@@ -33,7 +33,7 @@ class TextPart(StrictModel):
         description="images, audio and files are refused"
     )
     text: str = Field(description="read as it is")
-    prompt_cache_breakpoint: Annotated[Any, Refused("there is no prompt cache to steer")] = None
+    prompt_cache_breakpoint: Annotated[Any, Refused("the prefix cache can't be steered")] = None
 
 
 TextParts = TypeAliasType("TextParts", Annotated[tuple[TextPart, ...], Field(min_length=1), FailFast()])
@@ -95,8 +95,8 @@ class ChatCompletionRequest(GenerationRequest):
     modalities: Annotated[Any, Refused(NO_AUDIO, (None, ["text"]))] = None
     moderation: Annotated[Any, Refused("there is no moderation")] = None
     prediction: Annotated[Any, Refused("predicted outputs are not implemented")] = None
-    prompt_cache_options: Annotated[Any, Refused("there is no prompt cache to steer")] = None
-    prompt_cache_retention: Annotated[Any, Refused("there is no prompt cache to steer")] = None
+    prompt_cache_options: Annotated[Any, Refused("the prefix cache can't be steered")] = None
+    prompt_cache_retention: Annotated[Any, Refused("the prefix cache can't be steered")] = None
     reasoning_effort: Annotated[Any, Refused("the model's effort can't be set", (None, "none"))] = None
     store: Annotated[Any, Refused("answers are not stored", (None, False))] = None
     verbosity: Annotated[Any, Refused("the model's verbosity can't be set", (None, "medium"))] = None

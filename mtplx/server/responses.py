@@ -18,10 +18,15 @@ class ErrorBody(TypedDict):
     error: ErrorDetail
 
 
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int  # the beginning of the prompt, as far as earlier requests had it computed
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class SpeculativeDecoding(TypedDict):
@@ -158,8 +163,9 @@ class Health(TypedDict):
 
 
 class DraftCosts(TypedDict):
-    """What the machine needs, as the choice of depths believes it now."""
+    """What the machine needs, as the choice of depths believes it now: corrected by every step since the start."""
 
+    source: Literal["measured", "cached"]  # at this start, or at an earlier one on this machine
     step: dict[str, float]  # by tokens in the step
     draft_level: float  # for each level of depth,
     draft_token: float  # and for each token that the head computes
@@ -178,6 +184,26 @@ class DraftStatus(TypedDict):
     why_none: str | None  # why that step had no drafts
     num_failed: int  # calls of the draft head that failed
     costs_ms: DraftCosts | None  # null where the depth doesn't follow costs
+
+
+class PrefixCacheStatus(TypedDict):
+    """Blocks that can be shared now, and what sharing has done since the start."""
+
+    is_on: bool
+    num_blocks: int  # held or not; those that nobody holds count as free
+    num_hits: int  # times that a sequence took over blocks
+    num_queried_tokens: int  # of the sequences that were admitted
+    num_saved_tokens: int  # that weren't computed
+    num_evictions: int  # blocks whose place was needed
+
+
+class DraftHead(TypedDict):
+    """What guesses drafts; the acceptance is the stored one, greedy and conditional, by depth."""
+
+    name: str
+    num_blocks: int
+    draft_vocab_size: int
+    greedy_acceptance: list[float]
 
 
 class Status(TypedDict):
@@ -213,4 +239,34 @@ class Status(TypedDict):
     num_preemptions: int
     num_failed_steps: int
     num_finished: dict[str, int]
+    draft_head: DraftHead | None
     drafts: DraftStatus
+    prefix_cache: PrefixCacheStatus
+
+
+class StageRow(TypedDict):
+    """One stage; a share is of the time that all steps took."""
+
+    stage: str
+    num_tokens: int | None  # of the steps that the row is about; null is all of them
+    num_calls: int
+    median_ms: float
+    total_ms: float
+    share: float
+
+
+class ProfilePage(TypedDict):
+    """The steps after the number that was asked for, as far as they are still kept."""
+
+    model: str
+    num_steps: int
+    last_step: int  # asked for as after_step later, it leaves out what is here
+    num_dropped: int  # steps that are no longer kept
+    steps_ms: float
+    num_decode_steps: int
+    num_decode_tokens: int  # emitted by those
+    tokens_per_step: float | None
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    stages: list[StageRow]  # plan to commit are the steps; hand_over and detokenise run beside the next one
+    forward_by_tokens: list[StageRow]

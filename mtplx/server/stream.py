@@ -34,6 +34,7 @@ class Delta:
     finish_reason: FinishReason | None = None  # set on the choice's last delta
     num_draft_tokens: int = 0  # that the step verified,
     num_accepted_tokens: int = 0  # and how many of the token ids are drafts that were right
+    num_cached_tokens: int = 0  # of the prompt, that came from the prefix cache
 
 
 class ChoiceText:
@@ -85,6 +86,7 @@ class ChoiceText:
             reason,
             output.num_draft_tokens,
             min(output.num_accepted_tokens, count),
+            output.num_cached_tokens,
         )
 
 
@@ -199,16 +201,25 @@ class Streams:
         return self.open_many([prompt_ids], params, n, continues=continues)[0]
 
     def open_many(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int = 1, *, continues: bool = False
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        n: int = 1,
+        *,
+        continues: bool = False,
+        cache_salt: bytes = b"",
     ) -> list[RequestStream]:
-        """Admits several requests with one seed, all or none; raises as `open` does."""
+        """Admits several requests with one seed, all or none; raises as `open` does.
+
+        They share the computation of equal beginnings with requests of the same `cache_salt`, and with no other.
+        """
         self._check_open()
         all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
         self.check_room(len(prompts), n)
         if params.seed is None:
             params = replace(params, seed=secrets.randbelow(2**53))
         return [
-            self._start(tuple(prompt), params, n, stops, continues=continues)
+            self._start(tuple(prompt), params, n, stops, continues=continues, cache_salt=cache_salt)
             for prompt, stops in zip(prompts, all_stops, strict=True)
         ]
 
@@ -246,7 +257,14 @@ class Streams:
             raise EngineDeadError(str(self._closed_by))
 
     def _start(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, n: int, stops: StopRules, *, continues: bool
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        n: int,
+        stops: StopRules,
+        *,
+        continues: bool,
+        cache_salt: bytes,
     ) -> RequestStream:
         assert params.seed is not None, "drawn at admission"
         seq_ids = [next(self._seq_ids) for _ in range(n)]
@@ -255,7 +273,7 @@ class Streams:
             text = ChoiceText(choice, self._tokenizer, params, stops.stop_ids, continues=continues)
             self._live[seq_id] = _Live(stream, text)  # registered before it is submitted
         for choice, seq_id in enumerate(seq_ids):
-            self._send(Submit(seq_id, prompt_ids, params, params.seed, choice, stops))
+            self._send(Submit(seq_id, prompt_ids, params, params.seed, choice, stops, cache_salt))
         return stream
 
     def _cancel(self, seq_ids: Sequence[int]) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.speculation import Costs
 from mtplx.batching.state import FinishReason, SchedulerMode, StepPlan
 
@@ -48,10 +49,10 @@ class DraftCounts:
 class DraftingStatus:
     """What drafting is doing now. `costs` is None where the depth is fixed and nothing asks for them."""
 
-    last_depths: tuple[int, ...]  # of the rows that decoded in the last step
-    why_none: str | None
-    costs: Costs | None
-    num_failed: int  # calls of the head that raised
+    last_depths: tuple[int, ...] = ()  # of the rows that decoded in the last step
+    why_none: str | None = None  # why that step had no drafts; None if it had some or nothing decoded in it
+    costs: Costs | None = None
+    num_failed: int = 0  # calls of the head that raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class EngineStatus:
     num_finished: Mapping[FinishReason, int]
     num_failed_steps: int
     drafts: DraftCounts = field(default_factory=lambda: DraftCounts())
-    drafting: DraftingStatus | None = None  # None where nothing can draft
+    drafting: DraftingStatus = field(default_factory=lambda: DraftingStatus())
+    prefix: PrefixStatus = field(default_factory=lambda: PrefixStatus(is_on=False))
 
 
 @dataclass(slots=True)
@@ -95,9 +97,8 @@ class EngineCounters:
     num_failed_drafts: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
 
-    def count_step(self, plan: StepPlan, now_s: float) -> None:
-        """Adds one step that ran; a row whose logits are wanted spends one of its tokens on decoding."""
-        num_decode = sum(1 for row in plan.rows if row.num_logits and len(row.token_ids) == row.num_logits)
+    def count_step(self, plan: StepPlan, num_decode: int, now_s: float) -> None:
+        """Adds one step that ran; `num_decode` of its rows were a next token with its drafts, the others prompts."""
         self.num_steps += 1
         self.last_step_width = plan.width
         self.last_step_at_s = now_s

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.state import FinishReason
 from mtplx.telemetry.counters import DraftCounts, EngineStatus
 
@@ -130,6 +131,7 @@ class _EngineCollector(Collector):
         yield from _gauges(status)
         yield from _counters(status)
         yield from _draft_counters(status.drafts)
+        yield from _prefix_counters(status.prefix)
         finished = CounterMetricFamily("mtplx_sequences_finished", "Sequences that ended, by reason", labels=["reason"])
         for reason, count in sorted(status.num_finished.items()):
             finished.add_metric([str(reason)], count)
@@ -160,6 +162,19 @@ def _counters(status: EngineStatus) -> Iterator[Metric]:
         ("mtplx_prefill_tokens", "Prompt tokens computed", status.num_prefill_tokens),
         ("mtplx_decode_tokens", "Tokens computed one at a time", status.num_decode_tokens),
         ("mtplx_preemptions", "Sequences set back for lack of cache blocks", status.num_preemptions),
+    ):
+        yield CounterMetricFamily(name, text, value)
+
+
+def _prefix_counters(prefix: PrefixStatus) -> Iterator[Metric]:
+    """vLLM's queries and hits count tokens."""
+    yield GaugeMetricFamily("mtplx_prefix_cache_blocks", "Cache blocks that can be shared", prefix.num_blocks)
+    for name, text, value in (
+        ("mtplx_prefix_cache_hits", "Times that a sequence took over shared blocks", prefix.num_hits),
+        ("mtplx_prefix_cache_saved_tokens", "Tokens that weren't computed", prefix.num_saved_tokens),
+        ("mtplx_prefix_cache_evictions", "Shared blocks whose place was needed", prefix.num_evictions),
+        ("vllm:prefix_cache_queries", "Tokens of admitted sequences", prefix.num_queried_tokens),
+        ("vllm:prefix_cache_hits", "Tokens that weren't computed", prefix.num_saved_tokens),
     ):
         yield CounterMetricFamily(name, text, value)
 

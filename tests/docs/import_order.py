@@ -24,8 +24,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("mtplx.errors",),
     ("mtplx.client.*", "mtplx.batching.state"),
     ("mtplx.config", "mtplx.sampling_params"),
-    ("mtplx.batching.*", "mtplx.telemetry.counters", "mtplx.text.*", "mtplx.model.spec"),
+    (
+        "mtplx.batching.*",
+        "mtplx.telemetry.counters",
+        "mtplx.telemetry.stages",
+        "mtplx.telemetry.profile",
+        "mtplx.telemetry.trace",
+        "mtplx.text.*",
+        "mtplx.model.spec",
+    ),
     ("mtplx.model.*", "mtplx.decode.*"),
+    ("mtplx.train.*",),
     MODE_FILES[:-1],
     ("mtplx.server.hyper",),  # is mtp_batch at width 1, so it may import that file
     ("mtplx.server.modes",),
@@ -81,6 +90,8 @@ VERSION = "mtplx.__version__"
 FORBIDDEN_LIBRARIES: Mapping[str, frozenset[str]] = {
     "mtplx.batching.*": TENSORS | WEB,
     "mtplx.telemetry.counters": TENSORS | WEB,
+    "mtplx.telemetry.profile": TENSORS | WEB,
+    "mtplx.telemetry.trace": TENSORS | WEB,
     "mtplx.model.spec": TENSORS | WEB,
     "mtplx.text.*": frozenset({"torch"}) | WEB,
     "mtplx.decode.*": frozenset({"torch"}) | WEB,

@@ -99,7 +99,7 @@ BAD_TREES: Mapping[str, tuple[dict[str, str], str]] = {
     ),
     "a mode imports the engine": (
         {"server/serial.py": "import mtplx.server.engine"},
-        "mtplx.server.serial (layer 5) imports mtplx.server.engine",
+        "mtplx.server.serial (layer 6) imports mtplx.server.engine",
     ),
     "a mode imports more than batching": (
         {"server/ar_batch.py": "from mtplx.decode.noise import philox"},
@@ -111,51 +111,51 @@ BAD_TREES: Mapping[str, tuple[dict[str, str], str]] = {
     ),
     "mtp_batch imports hyper": (
         {"server/mtp_batch.py": "import mtplx.server.hyper"},
-        "mtplx.server.mtp_batch (layer 5) imports mtplx.server.hyper (layer 6)",
+        "mtplx.server.mtp_batch (layer 6) imports mtplx.server.hyper (layer 7)",
     ),
     "the table of modes imports the engine": (
         {"server/modes.py": "import mtplx.server.engine"},
-        "mtplx.server.modes (layer 7) imports mtplx.server.engine",
+        "mtplx.server.modes (layer 8) imports mtplx.server.engine",
     ),
     "the engine imports its worker": (
         {"server/engine.py": "from mtplx.server import worker", "server/worker.py": "X = 1"},
-        "mtplx.server.engine (layer 8) imports mtplx.server.worker",
+        "mtplx.server.engine (layer 9) imports mtplx.server.worker",
     ),
     "the worker imports the handlers": (
         {"server/worker.py": "import mtplx.server.handlers"},
-        "mtplx.server.worker (layer 9) imports mtplx.server.handlers",
+        "mtplx.server.worker (layer 10) imports mtplx.server.handlers",
     ),
     "assembling imports in-process use": (
         {"server/assemble.py": "from mtplx.inference import Engine"},
-        "mtplx.server.assemble (layer 10) imports mtplx.inference (layer 11)",
+        "mtplx.server.assemble (layer 11) imports mtplx.inference (layer 12)",
     ),
     "the engine imports the package's exports": (
         {"server/engine.py": "from mtplx import Engine", "__init__.py": "X = 1"},
-        "mtplx.server.engine (layer 8) imports mtplx (layer 11)",
+        "mtplx.server.engine (layer 9) imports mtplx (layer 12)",
     ),
     "in-process use imports the app": (
         {"inference.py": "import mtplx.server.app"},
-        "mtplx.inference (layer 11) imports mtplx.server.app",
+        "mtplx.inference (layer 12) imports mtplx.server.app",
     ),
     "counters import metrics": (
         {"telemetry/counters.py": "import mtplx.telemetry.metrics"},
-        "mtplx.telemetry.counters (layer 3) imports mtplx.telemetry.metrics (layer 12)",
+        "mtplx.telemetry.counters (layer 3) imports mtplx.telemetry.metrics (layer 13)",
     ),
     "an answer imports the handlers": (
         {"server/answer.py": "import mtplx.server.handlers"},
-        "mtplx.server.answer (layer 12) imports mtplx.server.handlers (layer 13)",
+        "mtplx.server.answer (layer 13) imports mtplx.server.handlers (layer 14)",
     ),
     "handlers import the app": (
         {"server/handlers.py": "import mtplx.server.app"},
-        "mtplx.server.handlers (layer 13) imports mtplx.server.app",
+        "mtplx.server.handlers (layer 14) imports mtplx.server.app",
     ),
     "the app imports the program": (
         {"server/app.py": "import mtplx.server.openai"},
-        "mtplx.server.app (layer 14) imports mtplx.server.openai",
+        "mtplx.server.app (layer 15) imports mtplx.server.openai",
     ),
     "the program imports a command": (
         {"server/openai.py": "def main():\n    from mtplx.commands.serve import run\n"},
-        "mtplx.server.openai (layer 15) imports mtplx.commands.serve",
+        "mtplx.server.openai (layer 16) imports mtplx.commands.serve",
     ),
     "the client imports settings": (
         {"client/__init__.py": "import mtplx.config"},

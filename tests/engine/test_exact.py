@@ -28,7 +28,7 @@ PROMPTS = tuple(
 )
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2_sliding_top", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "qwen2_sliding_top", "gemma3", "deepseek_v3", "mellum"])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
     folder = write_tiny_model(tmp_path_factory.mktemp(request.param), request.param, torch.float32)
     return load_torch_runner(

@@ -83,8 +83,9 @@ def test_spec_is_what_transformers_reads(folder: Path, name: str) -> None:
     attention = model.get_decoder().layers[-1].self_attn
     assert spec.architecture == type(model).__name__
     assert spec.num_layers == len(model.get_decoder().layers)
-    assert spec.num_heads * spec.head_dim == attention.q_proj.out_features
-    assert spec.num_kv_heads * spec.head_dim == attention.k_proj.out_features
+    assert spec.head_dim == getattr(attention, "qk_head_dim", None) or attention.head_dim
+    assert spec.num_heads * (spec.value_head_dim or spec.head_dim) == attention.o_proj.in_features
+    assert spec.num_heads // spec.num_kv_heads == attention.num_key_value_groups
     assert (spec.vocab_size, spec.hidden_size) == tuple(model.get_input_embeddings().weight.shape)
     assert spec.sliding_window == getattr(model.config, "sliding_window", None)
     assert spec.eos_ids == {2}

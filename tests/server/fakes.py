@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import SecretStr
 
+from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.state import FinishReason, SchedulerMode
 from mtplx.config import Settings, read_api_keys
 from mtplx.decode.logprobs import TokenLogprob, TokenLogprobs
@@ -20,6 +21,7 @@ from mtplx.sampling_params import SamplingParams
 from mtplx.server.app import ServerContext, create_app
 from mtplx.server.stream import Delta
 from mtplx.telemetry.counters import EngineStatus
+from mtplx.telemetry.stages import NullRecorder, StageRecorder
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.tokenizer import Tokenizer
 from tests.fakes import fake_spec, write_byte_tokenizer
@@ -96,6 +98,7 @@ class Opened:
     prompts: list[tuple[int, ...]]
     params: SamplingParams
     n: int
+    cache_salt: bytes
 
 
 @dataclass(slots=True)
@@ -116,11 +119,17 @@ class FakeStreams:
             raise self.refusal
 
     def open_many(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int = 1, *, continues: bool = False
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        n: int = 1,
+        *,
+        continues: bool = False,
+        cache_salt: bytes = b"",
     ) -> list[FakeStream]:
         if self.refusal is not None:
             raise self.refusal
-        self.opened.append(Opened([tuple(prompt) for prompt in prompts], params, n))
+        self.opened.append(Opened([tuple(prompt) for prompt in prompts], params, n, cache_salt))
         seed = 77 if params.seed is None else params.seed
         streams = [
             FakeStream(tuple(prompt), seed, list(self.script(number, params, n)))
@@ -155,6 +164,7 @@ def engine_status(**changes: Any) -> EngineStatus:
         "num_preemptions": 1,
         "num_finished": {FinishReason.STOP: 6},
         "num_failed_steps": 0,
+        "prefix": PrefixStatus(True, 5, 2, 90, 48, 1),
     }
     return EngineStatus(**{**known, **changes})
 
@@ -177,6 +187,7 @@ def fake_server(
     api_keys: Sequence[str] = (),
     spec: ModelSpec | None = None,
     tokenizer: Tokenizer | None = None,
+    recorder: StageRecorder | None = None,
     **settings: Any,
 ) -> FakeServer:
     """A whole app over scripted streams; `folder` is a scratch folder for its own tokenizer, whose ids are bytes."""
@@ -192,6 +203,7 @@ def fake_server(
         chat_template=ChatTemplate.load(folder),
         spec=spec or fake_spec(),
         runner_info=RunnerInfo("fake", "cpu", "float32", exact=True, exact_note="scripted"),
+        recorder=recorder or NullRecorder(),
         model_name=MODEL,
         created=1_700_000_000,
         version="0.0.1",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.asgi import CHAT, COMPLETIONS, ask, error_of
-from tests.server.fakes import FakeServer, fake_server
+from tests.server.fakes import MODEL, FakeServer, fake_server
 
 GUARDED = [
     ("POST", CHAT),
@@ -44,6 +44,27 @@ def test_no_key_or_a_wrong_one_is_401(server: FakeServer, method: str, path: str
 def test_every_key_opens(server: FakeServer, key: str) -> None:
     response = ask(server, "GET", "/v1/models", headers={"authorization": f"Bearer {key}".encode()})
     assert response.status_code == 200
+
+
+def test_prompts_share_computation_only_within_a_key_and_a_salt(server: FakeServer) -> None:
+    salts = []
+    for key in ("first-key", "third-key"):
+        for cache_salt in (None, "a", "b"):
+            fields = {} if cache_salt is None else {"cache_salt": cache_salt}
+            body = {"model": MODEL, "prompt": "hi", **fields}
+            response = ask(server, "POST", COMPLETIONS, json=body, headers={"authorization": f"Bearer {key}"})
+            assert response.status_code == 200
+            salts.append(server.last.cache_salt)
+    assert len(set(salts)) == 6
+    assert not any(b"key" in salt for salt in salts), "digests, not keys"
+
+
+def test_without_keys_the_salt_is_all_that_separates(tmp_path: Path) -> None:
+    server = fake_server(tmp_path)
+    for fields, salt in (({}, b""), ({"cache_salt": "a"}, b"a")):
+        body = {"model": MODEL, "prompt": "hi", **fields}
+        ask(server, "POST", COMPLETIONS, json=body, headers={"authorization": "Bearer anything"})
+        assert server.last.cache_salt == salt
 
 
 @pytest.mark.parametrize("path", ["/health", "/docs", "/openapi.json"])

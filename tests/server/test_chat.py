@@ -49,6 +49,7 @@ def test_whole_answer_has_openais_shape_and_the_seed(server: FakeServer) -> None
             "prompt_tokens": prompt_tokens,
             "completion_tokens": len(TEXT),
             "total_tokens": prompt_tokens + len(TEXT),
+            "prompt_tokens_details": {"cached_tokens": 0},
         },
         "metrics": {"speculative_decoding": None},
     }
@@ -110,6 +111,15 @@ def test_usage_counts_emitted_tokens_not_pieces_of_text(tmp_path: Path) -> None:
     assert answer["choices"][0]["finish_reason"] == stream[-2]["choices"][0]["finish_reason"] == "length"
     assert joined(stream) == "abcd"
     assert len(stream) == 5, "role, abc, d, reason, usage: nothing is sent for text that is held back"
+
+
+def test_a_prompt_is_cached_as_far_as_it_was_for_all_of_its_choices(tmp_path: Path) -> None:
+    """What the first choice computed and the second shared had to be computed for this request."""
+    ends = [Delta(index, "x", (1,), (), FinishReason.STOP, num_cached_tokens=n) for index, n in enumerate((32, 48))]
+    server = fake_server(tmp_path, FakeStreams(script=lambda *_: list(ends)))
+    stream = chunks(chat(server, n=2, stream=True, stream_options={"include_usage": True}))
+    for answer in (chat(server, n=2).json(), stream[-1]):
+        assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
 
 
 def test_b28_choices_are_numbered_and_separate(server: FakeServer) -> None:

@@ -36,7 +36,12 @@ def test_whole_answer_has_openais_shape_and_the_seed(server: FakeServer) -> None
         "system_fingerprint": "fp-fake",
         "seed": 77,
         "choices": [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 2, "completion_tokens": len(TEXT), "total_tokens": 2 + len(TEXT)},
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": len(TEXT),
+            "total_tokens": 2 + len(TEXT),
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
         "metrics": {"speculative_decoding": None},
     }
 
@@ -65,6 +70,15 @@ def test_choices_are_numbered_prompt_by_prompt(server: FakeServer) -> None:
     assert [joined(stream, index) for index in range(4)] == texts
     assert stream[-1]["usage"] == answer["usage"]
     assert stream[-1]["choices"] == []
+
+
+def test_cached_tokens_are_summed_over_prompts(tmp_path: Path) -> None:
+    def script(number: int, *_: object) -> list[Item]:
+        return [Delta(i, "x", (1,), (), FinishReason.STOP, num_cached_tokens=16 * (number + i)) for i in range(2)]
+
+    server = fake_server(tmp_path, FakeStreams(script=script))
+    usage = complete(server, prompt=["a", "b", "c"], n=2).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0 + 16 + 32}
 
 
 def test_stream_ends_with_the_reason(server: FakeServer) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mtplx.batching.speculation import Costs, CostTable, DraftCost
 from mtplx.errors import OverloadedError
+from mtplx.telemetry.counters import DraftingStatus
 from tests.server.asgi import ask, chat, complete
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, engine_status, fake_server
 
@@ -67,6 +69,7 @@ def test_status_says_what_the_engine_did(tmp_path: Path) -> None:
         "build": None,
         "quantization": None,
         "kv_cache_dtype": None,
+        "draft_head": None,
         "exact": True,
         "exact_note": "scripted",
         "version": "0.0.1",
@@ -95,11 +98,34 @@ def test_status_says_what_the_engine_did(tmp_path: Path) -> None:
             "drafted_by_position": [],
             "accepted_by_position": [],
             "last_depths": [],
-            "why_none": "nothing drafts: this mode doesn't, its depth is 0, or the model has no draft head",
+            "why_none": None,
             "num_failed": 0,
             "costs_ms": None,
         },
+        "prefix_cache": {
+            "is_on": True,
+            "num_blocks": 5,
+            "num_hits": 2,
+            "num_queried_tokens": 90,
+            "num_saved_tokens": 48,
+            "num_evictions": 1,
+        },
     }
+
+
+@pytest.mark.parametrize(("is_cached", "source"), [(True, "cached"), (False, "measured")])
+def test_status_says_what_drafting_does_now_and_where_its_costs_are_from(
+    tmp_path: Path, is_cached: bool, source: str
+) -> None:
+    costs = Costs(CostTable((0.004, 0.005)), DraftCost(0.0003, 0.00002), is_cached=is_cached)
+    drafting = DraftingStatus(last_depths=(3, 0, 1), why_none=None, costs=costs, num_failed=2)
+    server = fake_server(tmp_path, FakeStreams(engine=engine_status(drafting=drafting)))
+    drafts = ask(server, "GET", "/v1/status").json()["drafts"]
+    assert (drafts["last_depths"], drafts["why_none"], drafts["num_failed"]) == ([3, 0, 1], None, 2)
+    shown = drafts["costs_ms"]
+    assert shown["source"] == source
+    assert [shown["step"][size] for size in ("1", "2", "4")] == pytest.approx([4, 5, 7])
+    assert (shown["draft_level"], shown["draft_token"]) == pytest.approx((0.3, 0.02))
 
 
 def test_status_has_two_addresses_and_knows_no_step_before_the_first(server: FakeServer) -> None:

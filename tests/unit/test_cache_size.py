@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mtplx.errors import ConfigError
@@ -25,6 +27,13 @@ def choose(*, free_blocks: float, tokens: int | None = None, max_model_len: int 
 def test_bytes_of_a_token() -> None:
     assert LAYOUT.bytes_per_token == 3 * 2 * (10 + 6) * 4
     assert LAYOUT.bytes_per_block == 16 * LAYOUT.bytes_per_token
+
+
+def test_what_lies_beside_keys_and_values_takes_room_too() -> None:
+    beside = replace(LAYOUT, other_bytes=LAYOUT.bytes_per_token)
+    assert beside.bytes_per_block == 2 * BLOCK
+    sizes = {"kv_cache_tokens": None, "max_model_len": 160, "max_running": 4, "free_bytes": 60 * BLOCK}
+    assert (choose_num_blocks(LAYOUT, **sizes), choose_num_blocks(beside, **sizes)) == (30, 15)
 
 
 def test_blocks_are_rounded_up() -> None:

@@ -78,6 +78,8 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "decode_batch_max": plain("decode_batch_max", 1, 32),
     "max_queue": plain("max_queue", 0, 7),
     "prefill_chunk_tokens": plain("prefill_chunk_tokens", 16, 128),
+    "prefix_cache": plain("prefix_cache", "off", "on"),
+    "draft_head": plain("draft_head", "none", "heads/a.safetensors"),
     "draft_depth": plain("draft_depth", 1, 8),
     "drain_timeout_s": plain("drain_timeout_s", 0.5, 60.0),
     "keepalive_s": plain("keepalive_s", 0.25, 5.0),

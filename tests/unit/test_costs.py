@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from mtplx.batching.speculation import DraftCost
 from mtplx.batching.state import DraftRequest, Row, StepPlan
-from mtplx.model.costs import measure_costs
+from mtplx.model.costs import measure_costs, still_hold
 from mtplx.model.runner import Choose, Logits
 from tests.fakes import FakeDraftingRunner
 
@@ -57,3 +59,18 @@ def test_what_it_leaves_in_the_cache_harms_nobody() -> None:
     measure_costs(used, max_tokens=32, clock=lambda: used.now_s)
     plan = StepPlan((Row(0, 0, (65, 66, 67), (0,), num_logits=1),))
     assert np.array_equal(used.run(plan), fresh.run(plan))
+
+
+@pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (1.4, True), (1 / 1.4, True), (1.6, False), (0.5, False)])
+def test_costs_hold_while_a_step_takes_about_as_long(factor: float, holds: bool) -> None:
+    measured, now = Timed(), Timed(unit_s=0.001 * factor)
+    costs = measure_costs(measured, max_tokens=32, clock=lambda: measured.now_s)
+    assert still_hold(now, costs, clock=lambda: now.now_s) is holds
+
+
+@pytest.mark.parametrize(("factor", "holds"), [(1.4, True), (1.6, False), (0.5, False)])
+def test_costs_hold_while_a_draft_takes_about_as_long(factor: float, holds: bool) -> None:
+    runner = Timed()
+    costs = measure_costs(runner, max_tokens=32, clock=lambda: runner.now_s)
+    draft = DraftCost(costs.draft.per_level_s * factor, costs.draft.per_token_s * factor)
+    assert still_hold(runner, replace(costs, draft=draft), clock=lambda: runner.now_s) is holds

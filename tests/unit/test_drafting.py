@@ -117,6 +117,24 @@ def test_a_head_that_failed_is_asked_for_the_same_slots_again() -> None:
     assert sequence.draft_ids == [90, 91]
 
 
+@pytest.mark.parametrize("is_decoding", [True, False])
+def test_slots_of_shared_blocks_are_built_by_one_and_taken_over_by_the_others(is_decoding: bool) -> None:
+    """Three sequences on one prefix of twelve tokens, whose slots nobody has built yet."""
+    table, head, spec = make_table(block_size=4, shares=True), Head(), speculator(2)
+    sequences = []
+    for seq_id in range(3):
+        sequences.append(put(table, seq_id, prompt_len=14, max_tokens=20))
+        num_tokens = (14 if is_decoding else 13) - sequences[-1].num_computed
+        run(table, sequences[-1], num_tokens, *((50,) if is_decoding else ()))
+    lines = (sequences, []) if is_decoding else ([], sequences)
+    spec.draft(table, head, *lines)
+    assert [(request.seq_id, request.start) for request in head.requests] == [(0, 1)]
+    table.secure_next_tokens()
+    spec.draft(table, head, *lines)
+    expected = [(0, 14), (1, 12), (2, 12)] if is_decoding else [(1, 12), (2, 12)]
+    assert [(request.seq_id, request.start) for request in head.requests] == expected
+
+
 @pytest.mark.parametrize(
     ("max_tokens", "cap", "depth"), [(20, None, 8), (20, 3, 3), (20, 0, 0), (5, None, 3), (2, None, 0)]
 )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mtplx.batching.state import Row, StepPlan
 from mtplx.model.cache import BLOCK_SIZE
-from mtplx.model.torch.batch import FlatBatch, cut_into_tiles, flatten
+from mtplx.model.torch.batch import FlatBatch, cut_into_tiles, flatten, slots_before
 
 WIDTH = 16
 SPARE = 99
@@ -76,3 +76,15 @@ def test_padding_goes_to_the_spare_block_alone(plan: StepPlan) -> None:
         padding = tile.slots[WIDTH - tile.num_padding :].tolist()
         assert len(set(padding)) == tile.num_padding
         assert all(slot // BLOCK_SIZE == SPARE for slot in padding)
+
+
+def test_the_slot_before_each_token_crosses_blocks() -> None:
+    """Rows from position 15 and 17, in blocks 4 2 and 7 1."""
+    plan = StepPlan((Row(0, 15, (5, 6), (4, 2), num_logits=0), Row(1, 17, (8,), (7, 1), num_logits=1)))
+    assert slots_before(flatten(plan)).tolist() == [4 * 16 + 14, 4 * 16 + 15, 1 * 16 + 0]
+
+
+def test_nobody_sees_below_the_origin() -> None:
+    (run,) = flatten(StepPlan((Row(0, 2, (5, 6, 7), (4,), num_logits=0),)), origin=2).runs
+    assert [run.first_visible(position, None) for position in (2, 4)] == [2, 2]
+    assert [run.first_visible(position, 2) for position in (2, 3, 4)] == [2, 2, 3]

@@ -65,9 +65,28 @@ def test_when_a_sliding_window_counts(
     assert read_spec(write(tmp_path, config)).sliding_window == window
 
 
+LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+}
+
+
+def test_latent_attention_has_keys_and_values_of_their_own_width(tmp_path: Path) -> None:
+    spec = read_spec(write(tmp_path, {**LLAMA, **LATENT, "num_nextn_predict_layers": 2}))
+    assert (spec.num_kv_heads, spec.head_dim, spec.value_head_dim, spec.num_mtp_layers) == (8, 16, 8, 2)
+
+
+def test_modules_count_only_where_they_can_be_used(tmp_path: Path) -> None:
+    assert read_spec(write(tmp_path, {**LLAMA, "num_nextn_predict_layers": 2})).num_mtp_layers == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({**LATENT, "num_key_value_heads": 4}, "latent attention has one a query head"),
         ({"architectures": ["OPTForCausalLM"]}, "OPTForCausalLM is not supported; supported: LlamaForCausalLM, "),
         ({"architectures": []}, "must name one architecture"),
         ({"architectures": ["T5Model"], "is_encoder_decoder": True}, "encoder-decoder"),

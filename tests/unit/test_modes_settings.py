@@ -35,7 +35,8 @@ def test_the_default_mode_follows_the_head() -> None:
 def test_without_a_head_the_drafting_modes_say_what_is_missing(mode: str) -> None:
     error = refusal(scheduler_mode=mode)
     assert error.parameter == "--scheduler-mode"
-    assert "multi-token-prediction heads" in str(error)
+    assert "--draft-head" in str(error)
+    assert "mtplx train-head" in str(error)
     assert "choose one of serial, cooperative, ar_batch" in str(error)
     assert str(error).count("hyper") == (mode == "hyper")
 
@@ -48,8 +49,8 @@ def test_cohorts_are_refused_with_a_head_too_and_what_there_is_is_named() -> Non
 @pytest.mark.parametrize(
     ("max_draft_depth", "given", "says"),
     [
-        (0, {"draft_depth": 2}, "cannot load draft heads"),
-        (0, {"draft_depth": 1, "scheduler_mode": "serial"}, "cannot load draft heads"),
+        (0, {"draft_depth": 2}, "name a file with --draft-head, or make one with mtplx train-head"),
+        (0, {"draft_depth": 1, "scheduler_mode": "serial"}, "there is no draft head"),
         (8, {"draft_depth": 2, "scheduler_mode": "ar_batch"}, "ar_batch never drafts"),
         (3, {"draft_depth": 4}, "at most 3"),
     ],
@@ -116,7 +117,7 @@ class TestBuildCore:
 
     def test_no_head_refuses_and_falls_back_as_resolve_mode_says(self) -> None:
         assert build_core(settings(), FakeRunner()).scheduler.mode is SchedulerMode.AR_BATCH
-        with pytest.raises(ConfigError, match="multi-token-prediction heads"):
+        with pytest.raises(ConfigError, match="needs a draft head"):
             build_core(settings(scheduler_mode="hyper"), FakeRunner())
 
     def test_a_head_that_guesses_two_is_never_asked_for_more(self) -> None:

@@ -158,8 +158,8 @@ def test_adjusted_logits_equal_the_reference_to_the_bit(
     ids=str,
 )
 def test_long_rows_equal_the_reference(spread: float, params: SamplingParams) -> None:
-    """Long enough that top-p first looks at candidates; coarse values make ties at every threshold."""
-    logits = np.round(np.random.default_rng(1).normal(0.0, spread, 3000), 1).astype(np.float32)
+    """Long enough that the largest are sought by groups; coarse values make ties at every threshold."""
+    logits = np.round(np.random.default_rng(1).normal(0.0, spread, 5000), 1).astype(np.float32)
     scores = (logits.astype(np.float64) - float(logits.max())) / params.temperature
     assert surviving_ids(scores, params).tolist() == survivors(scores.tolist(), params)
     for seed in range(3):
@@ -190,6 +190,28 @@ def test_top_p_keeps_the_shortest_prefix_and_the_earlier_of_two_ties() -> None:
     assert surviving_ids(scores, SamplingParams(top_p=0.6)).tolist() == [0, 1]
     assert surviving_ids(scores, SamplingParams(top_p=1e-12)).tolist() == [0]
     assert surviving_ids(scores, SamplingParams(top_p=1 - 2**-53)).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("count", [1, 50, 512, 513, 9000])
+@pytest.mark.parametrize("decimals", [0, 1, 9])
+def test_the_first_of_a_long_row_are_those_of_a_full_sort(count: int, decimals: int) -> None:
+    values = np.round(np.random.default_rng(5).normal(0.0, 2.0, 9000), decimals)
+    values[::3] = -math.inf
+    expected = np.argsort(-values, kind="stable")[:count]
+    assert in_order(values, count).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("size", [10, 1000, 5000])
+def test_a_prefix_that_reaches_top_p_exactly_is_long_enough(size: int) -> None:
+    """Where sums in different orders may disagree, the one that is defined decides."""
+    assert surviving_ids(np.zeros(size), SamplingParams(top_p=0.5)).tolist() == list(range(size // 2))
+    scores = -np.random.default_rng(6).integers(0, 3, size) * np.log(3.0)
+    weights = np.exp(scores)
+    cumulative = np.cumsum(np.sort(weights)[::-1])
+    for prefix_len in (1, size // 3, size // 2, size - 1):
+        top_p = float(cumulative[prefix_len - 1] / np.cumsum(weights)[-1])
+        params = SamplingParams(top_p=top_p)
+        assert surviving_ids(scores, params).tolist() == survivors(scores.tolist(), params)
 
 
 def test_top_p_is_a_share_of_what_top_k_left() -> None:

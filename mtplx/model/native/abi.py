@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 Fields = list[tuple[str, Any]]
 
@@ -71,7 +71,7 @@ class Layer(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """A model: sizes, layers, tables, and the memory of its cache."""
+    """A model or draft head: sizes, layers, tables, and the memory of its cache."""
 
     _fields_: ClassVar[Fields] = [
         ("num_layers", c_int32),
@@ -91,11 +91,15 @@ class Config(ctypes.Structure):
         ("layers", POINTER(Layer)),
         ("embedding", Weight),
         ("head", Weight),
+        ("eh_proj", Weight),
+        ("enorm", c_void_p),
+        ("hnorm", c_void_p),
         ("final_norm", c_void_p),
         ("rope_cos", c_void_p),
         ("rope_sin", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("hidden_states", c_void_p),
     ]
 
 
@@ -138,6 +142,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "model_destroy": (None, [_PTR]),
     "model_step": (_INT, [_PTR, POINTER(Step)]),
     "read_sum": (c_uint64, [_PTR, _PTR, c_size_t]),
+    "draw_candidates": (_INT, [_PTR, _INT, c_uint64, c_uint32, c_uint32, _PTR, _PTR]),
 }
 
 

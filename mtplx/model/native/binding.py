@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx.errors import MtplxError
-from mtplx.model.native.abi import open_functions
+from mtplx.model.native.abi import Weight, open_functions
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -69,6 +69,13 @@ class NativeLibrary:
                 format_number, num_rows, num_cols, address(order), address(source), address(packed)
             )
         )
+
+    def unpack_rows(self, weight: Weight, row_ids: Ints) -> Floats:
+        """Returns the float32 values [len(row_ids), num_cols]. Raises: NativeCallError."""
+        out = np.empty((len(row_ids), weight.num_cols), dtype=np.float32)
+        ids = np.ascontiguousarray(row_ids, dtype=np.int32)
+        self.check(self.functions.mtplx_unpack_rows(weight, address(ids), len(ids), address(out)))
+        return out
 
     def open_pool(self, num_threads: int) -> Pool:
         """Raises MtplxError when threads can't be had."""

@@ -77,10 +77,7 @@ def pack_matrix(
 
 def unpack_rows(library: NativeLibrary, matrix: PackedMatrix, row_ids: Sequence[int]) -> Floats:
     """Returns the float32 values [len(row_ids), num_cols]."""
-    ids = np.array(row_ids, dtype=np.int32)
-    out = np.empty((len(ids), matrix.num_cols), dtype=np.float32)
-    library.check(library.functions.mtplx_unpack_rows(byref(matrix.weight()), address(ids), len(ids), address(out)))
-    return out
+    return library.unpack_rows(matrix.weight(), np.array(row_ids, dtype=np.int32))
 
 
 def linear(library: NativeLibrary, pool: Pool, matrix: PackedMatrix, x: Floats, bias: Floats | None = None) -> Floats:

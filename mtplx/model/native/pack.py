@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ def packed_weights(
         ConfigError: `quantization` would round a second time.
     """
     stamps = () if model.gguf_sha256 else _stamps(weight_files(model.path), root)
-    digest = model.gguf_sha256 or _joined(stamps)
+    digest = model.gguf_sha256 or joined_sha256(stamps)
     target = root / "native" / _key(model, shape, quantization, digest, library.layout_version)
     packed = open_packed(target)
     if packed is not None:
@@ -91,6 +91,11 @@ def pack(
         del data  # unmaps; the manifest's writer flushes it to the disk
         write_index(staging, index)
         write_manifest(staging, origin)
+
+
+def joined_sha256(stamps: Iterable[FileStamp]) -> str:
+    """One digest of several files, in their order."""
+    return hashlib.sha256("".join(stamp.sha256 for stamp in stamps).encode()).hexdigest()
 
 
 def _new_file(path: Path, num_bytes: int) -> Bytes:
@@ -146,10 +151,6 @@ def _stamps(paths: Sequence[Path], root: Path) -> tuple[FileStamp, ...]:
         stamp = known.get(str(path.absolute()))
         stamps.append(stamp if stamp is not None and is_intact(path, stamp) else stamp_file(path))
     return tuple(stamps)
-
-
-def _joined(stamps: Sequence[FileStamp]) -> str:
-    return hashlib.sha256("".join(stamp.sha256 for stamp in stamps).encode()).hexdigest()
 
 
 def _key(model: ModelFolder, shape: NativeShape, quantization: Quantization, digest: str, layout_version: int) -> str:

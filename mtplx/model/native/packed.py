@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mtplx.model.native.formats import Bytes, Floats, Format
+from mtplx.model.native.library import Weight
 from mtplx.model.store import FileStamp, intact_manifest
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector
@@ -67,6 +68,12 @@ class PackedWeights:
 
     def address(self, name: str) -> int:
         return self._base + self.index.tensors[name].offset
+
+    def matrix(self, name: str) -> Weight:
+        """What the library is told of a matrix."""
+        tensor = self.index.tensors[name]
+        rows, cols = tensor.shape
+        return Weight(format=tensor.format, num_rows=rows, num_cols=cols, data=self.address(name))
 
     def vector(self, name: str) -> Floats:
         """Returns a norm or bias as a view."""

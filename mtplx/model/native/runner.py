@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from mtplx.batching.state import StepPlan
+from collections.abc import Sequence
+
+from mtplx.batching.state import DraftRequest, StepPlan
 from mtplx.model.cache import BLOCK_SIZE
 from mtplx.model.native.formats import Floats
-from mtplx.model.native.model import NativeModel
+from mtplx.model.native.head import NativeHead
+from mtplx.model.native.model import NativeModel, Shared
 from mtplx.model.native.step import lay_out
+from mtplx.model.runner import Choose
 from mtplx.model.spec import ModelSpec, RunnerInfo
 
 
 class NativeRunner:
-    """A model in the library behind the `Runner` protocol; owned by one thread."""
+    """A model in the library, and its draft head if it has one, behind `DraftingRunner`; owned by one thread."""
 
-    def __init__(self, model: NativeModel, spec: ModelSpec, info: RunnerInfo, num_blocks: int) -> None:
+    def __init__(
+        self, model: NativeModel, head: NativeHead | None, shared: Shared, spec: ModelSpec, info: RunnerInfo
+    ) -> None:
         self.spec = spec
         self.info = info
-        self._model = model
-        self._num_blocks = num_blocks
+        self._model, self._head, self._shared = model, head, shared
 
     @property
     def num_blocks(self) -> int:
-        return self._num_blocks
+        return self._model.num_blocks
 
     @property
     def block_size(self) -> int:
         return BLOCK_SIZE
+
+    @property
+    def max_draft_depth(self) -> int:
+        return self._head.max_depth if self._head else 0
 
     def run(self, plan: StepPlan) -> Floats:
         """See `Runner.run`.
@@ -41,6 +50,18 @@ class NativeRunner:
         assert hidden_ND is not None
         return logits_WV, hidden_ND
 
+    def draft(self, requests: Sequence[DraftRequest], choose: Choose) -> list[tuple[int, ...]]:
+        """See `DraftingRunner.draft`.
+
+        Raises:
+            NativeCallError: a request names a token, position or block that isn't there.
+        """
+        assert self._head is not None, "the model has no draft head"
+        return self._head.draft(requests, choose)
+
     def close(self) -> None:
-        """Lets go of weights, cache and threads; `run` may not be called again."""
+        """Lets go of weights, cache and threads; nothing may be called again."""
+        if self._head is not None:
+            self._head.close()
         self._model.close()
+        self._shared.close()

@@ -1,6 +1,7 @@
-"""The places of a model that weights go into, and what safetensors and GGUF files call the tensors that belong there.
+"""The places of a model that weights go into, and what safetensors, GGUF and head files call what belongs there.
 
-A slot's name is `embedding`, `head`, `final_norm`, or a layer's such as `3.q` and `3.mlp_norm`.
+A slot's name is `embedding`, `head`, `final_norm`, or a layer's such as `3.q` and `3.mlp_norm`; a draft head's also
+`eh_proj`, `enorm`, `hnorm`.
 """
 
 from __future__ import annotations
@@ -92,6 +93,23 @@ def gguf_name(slot: Slot) -> str:
     """`3.q` as `blk.3.attn_q.weight`."""
     layer = slot.name.rpartition(".")[0]
     return f"blk.{layer}.{_GGUF[slot.part]}" if layer else _GGUF[slot.part]
+
+
+def head_slots(shape: NativeShape) -> list[Slot]:
+    """Every slot of a draft head whose blocks are layers of `shape`, but for a vocabulary of its own."""
+    hidden = shape.hidden
+    slots = [Slot("enorm", (hidden,)), Slot("hnorm", (hidden,)), Slot("eh_proj", (hidden, 2 * hidden))]
+    parts = _layer_shapes(shape)
+    slots += [Slot(f"{block}.{part}", size) for block in range(shape.num_layers) for part, size in parts.items()]
+    return [*slots, Slot("final_norm", (hidden,))]
+
+
+def head_file_name(slot: Slot) -> str:
+    """`0.q` as `blocks.0.self_attn.q_proj.weight`, in the head file."""
+    block = slot.name.rpartition(".")[0]
+    if block:
+        return f"blocks.{block}.{_SAFETENSORS[slot.part]}"
+    return "norm.weight" if slot.name == "final_norm" else f"{slot.name}.weight"
 
 
 def _layer_shapes(shape: NativeShape) -> dict[str, tuple[int, ...]]:

@@ -65,8 +65,3 @@ def paged_attention(
     paged.cache.write(layer, paged.slots, key_1KND[0].transpose(0, 1), value_1KND[0].transpose(0, 1))
     out_NHD = paged.attend(layer, query_1HND[0].transpose(0, 1), scaling, sliding_window)
     return out_NHD.unsqueeze(0), None
-
-
-def first_visible(position: int, window: int | None) -> int:
-    """Returns the first position that a token at `position` sees."""
-    return 0 if window is None else max(0, position - window + 1)

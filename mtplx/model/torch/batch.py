@@ -29,11 +29,16 @@ class Run:
     start: int
     length: int
     block_ids: tuple[int, ...]
+    origin: int = 0  # the first position that has a cache entry
 
     @property
     def end(self) -> int:
         """One past the absolute position of the last token."""
         return self.start + self.length
+
+    def first_visible(self, position: int, window: int | None) -> int:
+        """The first position that a token at `position` sees."""
+        return self.origin if window is None else max(self.origin, position - window + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,9 @@ class FlatBatch:
         return len(self.token_ids) - sum(run.length for run in self.runs)
 
 
-def flatten(plan: StepPlan) -> FlatBatch:
-    """Returns all rows of the plan as one batch without padding."""
-    return _lay_out([_Piece(row, 0, len(row.token_ids)) for row in plan.rows], width=None, spare_block=0)
+def flatten(plan: StepPlan, *, origin: int = 0) -> FlatBatch:
+    """Returns all rows of the plan as one batch without padding; positions below `origin` have no cache entry."""
+    return _lay_out([_Piece(row, 0, len(row.token_ids)) for row in plan.rows], width=None, origin=origin)
 
 
 def cut_into_tiles(plan: StepPlan, width: int, spare_block: int) -> Iterator[FlatBatch]:
@@ -80,6 +85,11 @@ def cut_into_tiles(plan: StepPlan, width: int, spare_block: int) -> Iterator[Fla
         yield _lay_out(pieces, width, spare_block)
 
 
+def slots_before(batch: FlatBatch) -> Ints:
+    """Returns the cache slot of the position before each token's; no token may be the first of its sequence."""
+    return np.concatenate([_slots(run.block_ids, run.start - 1, run.end - 1) for run in batch.runs])
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """Tokens `begin` to `stop` of a row."""
@@ -89,7 +99,7 @@ class _Piece:
     stop: int
 
 
-def _lay_out(pieces: list[_Piece], width: int | None, spare_block: int) -> FlatBatch:
+def _lay_out(pieces: list[_Piece], width: int | None, spare_block: int = 0, origin: int = 0) -> FlatBatch:
     num_tokens = sum(piece.stop - piece.begin for piece in pieces)
     size = num_tokens if width is None else width
     token_ids = np.zeros(size, dtype=np.int64)
@@ -100,12 +110,12 @@ def _lay_out(pieces: list[_Piece], width: int | None, spare_block: int) -> FlatB
     first = 0
     for piece in pieces:
         row, length = piece.row, piece.stop - piece.begin
-        run = Run(first, row.start + piece.begin, length, row.block_ids)
+        run = Run(first, row.start + piece.begin, length, row.block_ids, origin)
         assert len(row.block_ids) * BLOCK_SIZE >= run.end, "a row's blocks must cover its last position"
         places = slice(first, first + length)
         token_ids[places] = row.token_ids[piece.begin : piece.stop]
         positions[places] = np.arange(run.start, run.end)
-        slots[places] = _slots(run)
+        slots[places] = _slots(run.block_ids, run.start, run.end)
         first_wanted = max(len(row.token_ids) - row.num_logits, piece.begin)
         wanted += range(first + first_wanted - piece.begin, first + length)
         runs.append(run)
@@ -113,7 +123,7 @@ def _lay_out(pieces: list[_Piece], width: int | None, spare_block: int) -> FlatB
     return FlatBatch(token_ids, positions, slots, tuple(runs), np.array(wanted, dtype=np.int64))
 
 
-def _slots(run: Run) -> Ints:
-    positions = np.arange(run.start, run.end)
-    blocks = np.array(run.block_ids, dtype=np.int64)
+def _slots(block_ids: tuple[int, ...], start: int, end: int) -> Ints:
+    positions = np.arange(start, end)
+    blocks = np.array(block_ids, dtype=np.int64)
     return blocks[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE

@@ -14,7 +14,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mtplx.model.cache import BLOCK_SIZE
-from mtplx.model.torch.attention import first_visible
 from mtplx.model.torch.batch import FlatBatch, Run
 from mtplx.model.torch.paged import PagedCache
 
@@ -71,7 +70,7 @@ def group_runs(runs: tuple[Run, ...], window: int | None) -> Iterator[list[Run]]
 
 
 def _num_keys(run: Run, window: int | None) -> int:
-    return run.end - first_visible(run.start, window)
+    return run.end - run.first_visible(run.start, window)
 
 
 def _plan_group(runs: list[Run], window: int | None, cache: PagedCache) -> _Group:
@@ -80,13 +79,13 @@ def _plan_group(runs: list[Run], window: int | None, cache: PagedCache) -> _Grou
     offsets = np.arange(num_keys)
     slots_BL = np.empty((len(runs), num_keys), dtype=np.int64)
     for index, run in enumerate(runs):
-        positions = first_visible(run.start, window) + offsets
+        positions = run.first_visible(run.start, window) + offsets
         is_live = positions < run.end
         blocks = np.array(run.block_ids, dtype=np.int64)[np.where(is_live, positions, 0) // BLOCK_SIZE]
         slots_BL[index] = np.where(is_live, blocks, cache.spare_block) * BLOCK_SIZE + positions % BLOCK_SIZE
     places = np.array([run.first for run in runs])[:, None] + np.arange(runs[0].length)
     starts = torch.tensor([run.start for run in runs], device=cache.device)
-    firsts = torch.tensor([first_visible(run.start, window) for run in runs], device=cache.device)
+    firsts = torch.tensor([run.first_visible(run.start, window) for run in runs], device=cache.device)
     is_plain = len(runs) == 1 and runs[0].length == 1
     return _Group(
         places=torch.from_numpy(places.reshape(-1)).to(cache.device),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -31,14 +33,18 @@ class PagedCache:
     def spare_block(self) -> int:
         return self.num_blocks
 
+    def zeros(self, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor [num_slots, width] for what else is kept by slot."""
+        return _zeros((self.keys[0].shape[0], width), dtype, self.device)
+
     def write(self, layer: int, slots_N: torch.Tensor, keys_NHD: torch.Tensor, values_NHD: torch.Tensor) -> None:
         self.keys[layer].index_copy_(0, slots_N, keys_NHD)
         self.values[layer].index_copy_(0, slots_N, values_NHD)
 
 
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """On a CPU memory is taken page by page as it is first written, so that a large cache costs no time at start."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = shape[0] * shape[1] * shape[2] * dtype.itemsize
+    num_bytes = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -12,7 +12,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mtplx.model.cache import BLOCK_SIZE
-from mtplx.model.torch.attention import first_visible
 from mtplx.model.torch.batch import FlatBatch, Run
 from mtplx.model.torch.paged import PagedCache
 
@@ -68,11 +67,11 @@ class RowAttention:
 
 
 def _plan_fetch(run: Run, window: int | None) -> _Fetch:
-    first_block = first_visible(run.start, window) // BLOCK_SIZE
+    first_block = run.first_visible(run.start, window) // BLOCK_SIZE
     last_block = (run.end - 1) // BLOCK_SIZE
     base = first_block * BLOCK_SIZE
     views = tuple(
-        _View(run.first + offset, first_visible(position, window) - base, position + 1 - base)
+        _View(run.first + offset, run.first_visible(position, window) - base, position + 1 - base)
         for offset, position in enumerate(range(run.start, run.end))
     )
     return _Fetch(torch.tensor(run.block_ids[first_block : last_block + 1]), views)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from mtplx.batching.state import StepPlan
+from mtplx.batching.state import DraftRequest, StepPlan
 from mtplx.model.cache import BLOCK_SIZE
-from mtplx.model.runner import Logits
+from mtplx.model.runner import Choose, Logits
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.model.torch.attention import Attend, PagedStep
 from mtplx.model.torch.batch import FlatBatch, cut_into_tiles, flatten
 from mtplx.model.torch.group_attention import GroupAttention
+from mtplx.model.torch.head import TorchHead
+from mtplx.model.torch.output import OutputHead, to_logits
 from mtplx.model.torch.paged import PagedCache
 from mtplx.model.torch.row_attention import RowAttention
 
@@ -25,17 +27,27 @@ class TorchRunner:
     """A causal language model with its paged cache, one forward pass at a time.
 
     With `tiled` every forward pass, of the trunk and of the output head, has exactly TILE_ROWS rows, whatever the plan:
-    the libraries then choose the same kernels every time. Without it a plan is one forward pass.
+    the libraries then choose the same kernels every time. Without it a plan is one forward pass. A draft head only
+    watches: logits and cache are those of a runner without one.
     """
 
-    def __init__(self, model: Any, spec: ModelSpec, info: RunnerInfo, cache: PagedCache, *, tiled: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        info: RunnerInfo,
+        cache: PagedCache,
+        *,
+        tiled: bool,
+        draft_head: TorchHead | None = None,
+    ) -> None:
         self.spec = spec
         self.info = info
         self._trunk = model.get_decoder()
-        self._head = model.get_output_embeddings()
-        self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
+        self._output: OutputHead | None = OutputHead.of(model)
         self._cache: PagedCache | None = cache
         self._tiled = tiled
+        self._draft_head = draft_head
         self._num_blocks = cache.num_blocks
         self._no_logits_0V = torch.zeros(0, spec.vocab_size, dtype=model.dtype)
 
@@ -47,20 +59,27 @@ class TorchRunner:
     def block_size(self) -> int:
         return BLOCK_SIZE
 
+    @property
+    def max_draft_depth(self) -> int:
+        """See `DraftingRunner.max_draft_depth`."""
+        return 0 if self._draft_head is None else self._draft_head.max_depth
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Logits:
         """See `Runner.run`; float64 for a float64 model, else float32."""
         assert self._cache is not None, "the runner is closed"
         hidden_WD = self._run_tiles(plan, self._cache) if self._tiled else self._run_whole(plan, self._cache)
-        logits_WV = self._no_logits_0V if hidden_WD is None else self._run_head(hidden_WD)
-        if logits_WV.dtype != torch.float64:
-            logits_WV = logits_WV.float()
-        logits: Logits = logits_WV.cpu().numpy()
-        return logits
+        return to_logits(self._no_logits_0V if hidden_WD is None else self._run_output(hidden_WD))
+
+    @torch.inference_mode()
+    def draft(self, requests: Sequence[DraftRequest], choose: Choose) -> list[tuple[int, ...]]:
+        """See `DraftingRunner.draft`."""
+        assert self._draft_head is not None, "there is no head, or the runner is closed"
+        return self._draft_head.draft(requests, choose)
 
     def close(self) -> None:
-        """Lets go of weights and cache; `run` may not be called again."""
-        self._trunk = self._head = self._cache = None
+        """Lets go of weights and caches; `run` and `draft` may not be called again."""
+        self._trunk = self._output = self._cache = self._draft_head = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -87,22 +106,19 @@ class TorchRunner:
             paged=step,
         )
         hidden_ND: torch.Tensor = output.last_hidden_state[0]
+        if self._draft_head is not None:
+            self._draft_head.keep(step.slots, hidden_ND)
         return hidden_ND
 
-    def _run_head(self, hidden_WD: torch.Tensor) -> torch.Tensor:
+    def _run_output(self, hidden_WD: torch.Tensor) -> torch.Tensor:
+        assert self._output is not None
         if not self._tiled:
-            return self._logits(hidden_WD)
+            return self._output(hidden_WD)
         num_wanted = len(hidden_WD)
         padded = pad(hidden_WD, (0, 0, 0, -num_wanted % TILE_ROWS))
-        logits_WV = _joined(self._logits(tile) for tile in padded.view(-1, TILE_ROWS, padded.shape[1]).unbind(0))
+        logits_WV = _joined(map(self._output, padded.view(-1, TILE_ROWS, padded.shape[1]).unbind(0)))
         assert logits_WV is not None
         return logits_WV[:num_wanted]
-
-    def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        logits_NV: torch.Tensor = self._head(hidden_ND)
-        if self._softcap is not None:
-            logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
-        return logits_NV
 
 
 def _take(hidden_ND: torch.Tensor, batch: FlatBatch) -> torch.Tensor | None:

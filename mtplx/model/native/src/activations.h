@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "simd.h"
+#include "dot.h"
 
 namespace mtplx {
 
@@ -14,7 +14,7 @@ constexpr int TILE = 16;  // rows whose activations lie together
 //
 //     floats        [N][size]
 //     bytes         [N / 16][G][16][32]   round(x / scale), in -127 .. 127
-//     wide          [N / 16][G][16][32]   the same as int16 in simd.h's order, where the build needs it
+//     wide          [N / 16][G][16][32]   the same as int16 in dot.h's order, where the build needs it
 //     scales        [N / 16][G][16]       largest |x| of the group / 127
 //     scaled_sums   [N / 16][G][16]       scale * (sum of bytes), for weights with a minimum
 //     corrections   [N / 16][G][16]       -128 * (sum of bytes), for weights stored unsigned

@@ -203,12 +203,13 @@ void write_value(const mtplx_cache &cache, int block, int place, int head, const
     write_floats(cache, cache.values, head_offset(cache, block, head) + size_t(place) * cache.head_dim, 1, value);
 }
 
-void Attention::plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, int head_dim, int window) {
+void Attention::plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, int head_dim, int window, int begin) {
     rows_ = &rows;
     num_heads_ = num_heads;
     num_kv_heads_ = num_kv_heads;
     head_dim_ = head_dim;
     window_ = window;
+    begin_ = begin;
     segments_a_row_ = 0;
     tasks_.clear();
     for (int row = 0; row < rows.num_tokens;) {
@@ -252,7 +253,9 @@ void Attention::combine(int row, int head, float *out) const {
     for (int d = 0; d < head_dim_; d++) out[d] *= factor;
 }
 
-int Attention::first_key(int row) const { return window_ ? std::max(0, rows_->positions[row] - window_ + 1) : 0; }
+int Attention::first_key(int row) const {
+    return window_ ? std::max(begin_, rows_->positions[row] - window_ + 1) : begin_;
+}
 
 float *Attention::partial(int row, int head, int segment) {
     const size_t index = (size_t(row) * num_heads_ + head) * segments_a_row_ + segment - first_key(row) / SEGMENT;

@@ -46,8 +46,10 @@ inline int block_of(const mtplx_rows &rows, int row) {
 // The work of one step, for every layer anew: first all tasks in any order, then combine() for rows and heads.
 class Attention {
 public:
-    // Plans for these rows, which must stay. Queries are [N][num_heads][head_dim], already scaled.
-    void plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, int head_dim, int window);
+    // Plans for these rows, which must stay. Queries are [N][num_heads][head_dim], already scaled. Positions below
+    // `begin` hold no keys, and no row.
+    void plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, int head_dim, int window,
+              int begin = 0);
 
     int num_tasks() const { return static_cast<int>(tasks_.size()) * num_kv_heads_; }
     void run_task(int task, const mtplx_cache &cache, const float *queries);
@@ -66,7 +68,7 @@ private:
     void run_segment(const Task &task, int kv_head, const mtplx_cache &cache, const float *queries);
 
     const mtplx_rows *rows_ = nullptr;
-    int num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0, window_ = 0;
+    int num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0, window_ = 0, begin_ = 0;
     int segments_a_row_ = 0;
     std::vector<Task> tasks_;
     std::vector<float> partials_;  // [N][num_heads][segments a row][head_dim + 2]: values, largest score, sum

@@ -1,10 +1,10 @@
 // A stack of decoder layers: one call computes a step. Each phase below shares its work among the threads and ends when
 // all are done; a phase's pieces write apart from each other, so their order doesn't matter.
 //
-//     rows        embed
+//     rows        embed; in a draft head: normalize | join with the trunk's hidden states
 //     each layer  normalize | q, k, v by head, cache | attend | combine | o, add
 //                 normalize | gate, up, silu | down, add
-//     wanted rows normalize | output head
+//     rows        normalize | output head for those that are wanted
 #include <algorithm>
 #include <initializer_list>
 #include <new>
@@ -45,15 +45,17 @@ bool sizes_fit(const mtplx_config &c) {
 
 int32_t check_config(const mtplx_config &c) {
     if (!sizes_fit(c)) return MTPLX_BAD_SHAPE;
-    if (c.embedding.data && c.embedding.num_cols != c.hidden) return MTPLX_BAD_SHAPE;
+    if (!c.embedding.data || c.embedding.num_cols != c.hidden) return MTPLX_BAD_SHAPE;
     if (c.head.data && !fits(c.head, c.vocab, c.hidden)) return MTPLX_BAD_SHAPE;
+    if (c.eh_proj.data && !(fits(c.eh_proj, c.hidden, 2 * c.hidden) && c.enorm && c.hnorm && c.hidden_states))
+        return MTPLX_BAD_SHAPE;
     for (int32_t i = 0; i < c.num_layers; i++) {
         const mtplx_layer &l = c.layers[i];
         if (!layer_fits(c, l)) return MTPLX_BAD_SHAPE;
         for (const mtplx_weight &w : {l.q, l.k, l.v, l.o, l.gate, l.up, l.down})
             if (!is_packable(w.format, w.num_rows, w.num_cols)) return MTPLX_BAD_FORMAT;
     }
-    for (const mtplx_weight &w : {c.embedding, c.head})
+    for (const mtplx_weight &w : {c.embedding, c.head, c.eh_proj})
         if (w.data && !is_packable(w.format, w.num_rows, w.num_cols)) return MTPLX_BAD_FORMAT;
     return MTPLX_OK;
 }
@@ -76,6 +78,7 @@ public:
         : config_(config),
           layers_(config.layers, config.layers + config.num_layers),
           pool_(pool),
+          joined_(2 * config.hidden),
           normed_(config.hidden),
           attended_(config.num_heads * config.head_dim),
           gated_(config.intermediate),
@@ -96,8 +99,7 @@ private:
         if (status != MTPLX_OK) return status;
         for (int32_t row = 0; row < step.rows.num_tokens; row++) {
             if (step.rows.positions[row] >= config_.num_positions) return MTPLX_BAD_POSITION;
-            if (step.inputs) continue;
-            if (!config_.embedding.data || !step.token_ids) return MTPLX_BAD_TOKEN;
+            if (step.rows.positions[row] < first_position()) return MTPLX_BAD_POSITION;
             if (step.token_ids[row] < 0 || step.token_ids[row] >= config_.embedding.num_rows) return MTPLX_BAD_TOKEN;
         }
         if (step.num_wanted < 0 || (step.num_wanted && !(step.logits && config_.head.data))) return MTPLX_BAD_WANTED;
@@ -110,31 +112,64 @@ private:
     void reserve(const mtplx_step &step) {
         const int32_t rows = step.rows.num_tokens;
         num_rows_ = rows;
+        if (is_draft_head()) joined_.resize(rows);
         normed_.resize(rows);
         attended_.resize(rows);
         gated_.resize(rows);
         final_.resize(step.num_wanted);
         stream_.resize(std::max(stream_.size(), size_t(rows) * config_.hidden));
         queries_.resize(std::max(queries_.size(), size_t(rows) * attended_.size()));
-        attention_.plan(step.rows, config_.num_heads, config_.num_kv_heads, config_.head_dim, config_.window);
+        attention_.plan(step.rows, config_.num_heads, config_.num_kv_heads, config_.head_dim, config_.window,
+                        first_position());
     }
 
     void run(Team &team, const mtplx_step &step) {
-        team.share(num_rows_, 1, [&](int row) { embed(step, row); });
+        if (is_draft_head())
+            join(team, step);
+        else
+            team.share(num_rows_, 1, [&](int row) { unpack_row(config_.embedding, step.token_ids[row], stream(row)); });
         for (int i = 0; i < config_.num_layers; i++) run_layer(team, step.rows, layers_[i], cache_of(i));
-        if (step.hidden)
-            team.share(num_rows_, 1, [&](int row) {
-                rms_norm(stream(row), config_.final_norm, config_.norm_eps, config_.hidden,
-                         step.hidden + size_t(row) * config_.hidden);
-            });
-        if (!step.num_wanted) return;
-        team.share(step.num_wanted, 1, [&](int i) {
-            rms_norm(stream(step.wanted[i]), config_.final_norm, config_.norm_eps, config_.hidden, final_.floats(i));
+        const int num_hidden = step.hidden || keeps_hidden() ? num_rows_ : 0;
+        if (!num_hidden && !step.num_wanted) return;
+        team.share(num_hidden + step.num_wanted, 1, [&](int i) {
+            if (i < num_hidden) return hand_out_hidden(step, i);
+            i -= num_hidden;
+            final_norm(step.wanted[i], final_.floats(i));
             if (!is_float(config_.head.format)) final_.quantize(i);
         });
+        if (!step.num_wanted) return;
         multiply(team, config_.head, final_, step.num_wanted, [&](int row, int begin, int width, const float *values) {
             std::memcpy(step.logits + size_t(row) * config_.vocab + begin, values, width * sizeof(float));
         });
+    }
+
+    // The beginning of a draft head's rows, see mtplx_config.
+    void join(Team &team, const mtplx_step &step) {
+        const int size = config_.hidden;
+        team.share(num_rows_, 1, [&](int row) {
+            float *to = joined_.floats(row);
+            unpack_row(config_.embedding, step.token_ids[row], to);
+            rms_norm(to, config_.enorm, config_.norm_eps, size, to);
+            const float *hidden = step.inputs ? step.inputs + size_t(row) * size
+                                              : hidden_state(step.rows, row, step.rows.positions[row] - 1);
+            rms_norm(hidden, config_.hnorm, config_.norm_eps, size, to + size);
+            if (!is_float(config_.eh_proj.format)) joined_.quantize(row);
+        });
+        multiply(team, config_.eh_proj, joined_, num_rows_, [&](int row, int begin, int width, const float *values) {
+            std::memcpy(stream(row) + begin, values, width * sizeof(float));
+        });
+    }
+
+    // Kept by cache slot for the draft head, and given to whoever asked.
+    void hand_out_hidden(const mtplx_step &step, int row) {
+        float *given = step.hidden ? step.hidden + size_t(row) * config_.hidden : nullptr;
+        float *kept = keeps_hidden() ? hidden_state(step.rows, row, step.rows.positions[row]) : given;
+        final_norm(row, kept);
+        if (given && given != kept) std::memcpy(given, kept, config_.hidden * sizeof(float));
+    }
+
+    void final_norm(int row, float *to) {
+        rms_norm(stream(row), config_.final_norm, config_.norm_eps, config_.hidden, to);
     }
 
     void run_layer(Team &team, const mtplx_rows &rows, const mtplx_layer &layer, const mtplx_cache &cache) {
@@ -149,13 +184,6 @@ private:
         const int groups = gated_.num_groups();
         team.share(groups, team.grain(groups), [&](int group) { gate(layer, group); });
         add_product(team, layer.down, gated_);
-    }
-
-    void embed(const mtplx_step &step, int row) {
-        if (step.inputs)
-            std::memcpy(stream(row), step.inputs + size_t(row) * config_.hidden, config_.hidden * sizeof(float));
-        else
-            unpack_row(config_.embedding, step.token_ids[row], stream(row));
     }
 
     void normalize(Team &team, const float *weight, std::initializer_list<const mtplx_weight *> readers) {
@@ -271,7 +299,17 @@ private:
                 static_cast<char *>(config_.keys) + bytes, static_cast<char *>(config_.values) + bytes};
     }
 
+    bool is_draft_head() const { return config_.eh_proj.data; }
+    int first_position() const { return is_draft_head() ? 1 : 0; }
+    bool keeps_hidden() const { return config_.hidden_states && !is_draft_head(); }
+
     float *stream(int row) { return stream_.data() + size_t(row) * config_.hidden; }
+
+    // The trunk's, of any position of the row's sequence.
+    float *hidden_state(const mtplx_rows &rows, int row, int position) const {
+        const size_t block = rows.block_ids[rows.block_begin[rows.sequence_of[row]] + position / BLOCK];
+        return config_.hidden_states + (block * BLOCK + position % BLOCK) * config_.hidden;
+    }
 
     const mtplx_config config_;
     const std::vector<mtplx_layer> layers_;
@@ -279,7 +317,8 @@ private:
     int num_rows_ = 0;                            // of this step
     std::vector<float> stream_;                   // [N][hidden], what layers add to
     std::vector<float> queries_;                  // [N][num_heads][head_dim], scaled
-    Activations normed_, attended_, gated_, final_;  // inputs of qkv and gate/up; of o; of down; of the output head
+    // Inputs of eh_proj; of qkv and gate/up; of o; of down; of the output head.
+    Activations joined_, normed_, attended_, gated_, final_;
     Attention attention_;
     const float scale_;
 };

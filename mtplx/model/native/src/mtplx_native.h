@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 enum {
-    MTPLX_ABI_VERSION = 1,
+    MTPLX_ABI_VERSION = 2,
     MTPLX_BLOCK_TOKENS = 16,    // tokens in a cache block, fixed
     MTPLX_LAYOUT_VERSION = 1,   // of packed weights: part of the key of a cache file; the same in every build
 };
@@ -41,7 +41,7 @@ enum mtplx_status {
     MTPLX_BAD_FORMAT = 1,       // weight format unknown, or the number of columns doesn't fit it
     MTPLX_BAD_SHAPE = 2,        // the shapes of a model contradict each other, or aren't supported
     MTPLX_BAD_TOKEN = 3,        // a token id outside the embedding
-    MTPLX_BAD_POSITION = 4,     // a position outside the rope table
+    MTPLX_BAD_POSITION = 4,     // a position outside the rope table, or 0 in a draft head
     MTPLX_BAD_BLOCK = 5,        // a sequence index or block id out of range, or a table too short for a position
     MTPLX_BAD_WANTED = 6,       // a wanted row that isn't in the step, or no place for what is wanted
     MTPLX_NO_MEMORY = 7,
@@ -176,9 +176,18 @@ typedef struct mtplx_layer {
     const float *k_norm;            // [head_dim] or NULL
 } mtplx_layer;
 
-// A stack of layers between an embedding and an output head. A model of one layer with `inputs` in its steps serves as
-// an MTP block. Sizes: hidden, intermediate and num_heads * head_dim are multiples of 32, head_dim of 16 and at most
-// 256.
+// A stack of layers between an embedding and an output head. Sizes: hidden, intermediate and num_heads * head_dim are
+// multiples of 32, head_dim of 16 and at most 256.
+//
+// With eh_proj it is the draft head of another model, its trunk: a row then begins not as an embedding, but as
+//     eh_proj [rms_norm(embedding of the row's token, enorm), rms_norm(hidden, hnorm)]
+// where `hidden` is what the step brings in `inputs`, else the trunk's hidden state of the position before the row's.
+// Trunk and head have the same block ids and number of blocks, and share `hidden_states`, which the trunk writes:
+//
+//     trunk   row at position 4, token e4     writes h4 at the slot of position 4
+//     head    row at position 5, token g5     reads h4, whether the trunk has seen position 5 or not
+//
+// Before position 0 there is no hidden state: a head's rows begin at position 1, and so do the keys that they see.
 typedef struct mtplx_config {
     int32_t num_layers;
     int32_t hidden;
@@ -195,22 +204,27 @@ typedef struct mtplx_config {
     float attention_scale;          // 0 means 1 / sqrt(head_dim)
     int32_t reserved;
     const mtplx_layer *layers;      // [num_layers], copied
-    mtplx_weight embedding;         // [tokens][hidden]; data NULL when every step brings `inputs`
+    mtplx_weight embedding;         // [tokens][hidden]
     mtplx_weight head;              // [vocab][hidden]; the embedding's own struct when tied; data NULL for no head
+    mtplx_weight eh_proj;           // [hidden][2 * hidden], the embedding's half first; data NULL for a trunk
+    const float *enorm;             // [hidden], with eh_proj only
+    const float *hnorm;             // [hidden], with eh_proj only
     const float *final_norm;        // [hidden]
     const float *rope_cos;          // [num_positions][head_dim / 2]; scaling, as of llama3, is already in it
     const float *rope_sin;          // [num_positions][head_dim / 2]:  y[i] = x[i] cos[i] - x[i + d/2] sin[i]
                                     //                                 y[i + d/2] = x[i + d/2] cos[i] + x[i] sin[i]
     void *keys;                     // [num_layers] of mtplx_cache's keys, one after another
     void *values;                   // [num_layers] of mtplx_cache's values
+    float *hidden_states;           // [num_cache_blocks * 16][hidden], after the final norm, by cache slot: written by a
+                                    // trunk, read by a head. NULL for a trunk without a head
 } mtplx_config;
 
 typedef struct mtplx_step {
     mtplx_rows rows;
     int32_t num_wanted;             // W
     int32_t reserved;
-    const int32_t *token_ids;       // [N]; NULL when inputs are given
-    const float *inputs;            // [N][hidden] instead of embeddings, or NULL
+    const int32_t *token_ids;       // [N]
+    const float *inputs;            // [N][hidden] for a draft head, in place of the trunk's hidden states; or NULL
     const int32_t *wanted;          // [W] indices of rows, in any order
     float *logits;                  // [W][vocab], or NULL when W is 0 or the model has no head
     float *hidden;                  // [N][hidden] of all rows after the final norm, or NULL
@@ -232,6 +246,15 @@ MTPLX_API int32_t mtplx_model_step(mtplx_model *model, const mtplx_step *step);
 // Reads num_bytes (a multiple of 4096) once with the pool's threads, in contiguous parts; returns a sum that keeps the
 // reads from being left out. The yardstick of memory bandwidth.
 MTPLX_API uint64_t mtplx_read_sum(mtplx_pool *pool, const void *data, size_t num_bytes);
+
+// ---- Drawing a token -----------------------------------------------------------------------------------------------
+
+// Finds the ids that could have the largest score + noise of all; the noise of an id is a function of its 52 bits (see
+// philox.cpp). scores [count] are at most 0, at least one is 0, and -inf stands for what may not be drawn. Writes those
+// ids, ascending, and their bits, for which there must be room for all; returns their number: a handful. Every id whose
+// score + noise equals the largest in float64, whatever a logarithm's last bits are, is among them.
+MTPLX_API int32_t mtplx_draw_candidates(const double *scores, int32_t count, uint64_t seed, uint32_t position,
+                                        uint32_t choice, int32_t *ids, uint64_t *bits);
 
 #ifdef __cplusplus
 }

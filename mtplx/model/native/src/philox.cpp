@@ -1,0 +1,132 @@
+// Drawing a token from a whole vocabulary: whose score + noise is largest, where all but a few can be told to lose
+// without a logarithm. Those few go back to the caller, who computes their noise as he would for all.
+//
+// The noise of an id is g = -log(-log u), u = (k + 0.5) * 2^-52, with k the first 52 bits of words 0 and 1 (even ids)
+// or 2 and 3 (odd ids) of Philox4x32-10, counter = (id / 2, position, choice, 0).
+//
+//     scores, 64 at a time      too low for any noise?             next 64
+//     first words of their ids  too low for a bound of the noise?  next 64
+//     the few that are left     score + noise against the best so far
+//
+// Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+#include <algorithm>
+#include <cmath>
+
+#include "mtplx_native.h"
+#include "simd.h"
+
+namespace mtplx {
+
+namespace {
+
+constexpr int CHUNK = 64;
+constexpr float MOST_NOISE = 37.0f;  // 53 log 2, rounded up
+constexpr double LEAST_BEST = -4.0;  // some score is 0, and the least noise is -log(53 log 2) = -3.6
+constexpr double MARGIN = 1e-3;      // over all rounding errors here, those of float32 numbers below 128
+
+struct Key {
+    uint64_t seed;
+    uint32_t position, choice;
+};
+
+// words[0..3] of the counters (pairs, position, choice, 0), for one pair of ids or a vector of them.
+template <class Pairs>
+inline void philox(const Key &key, Pairs pairs, Pairs *words) {
+    const Pairs zero = {};
+    const Pairs first_multiplier = zero + uint64_t(0xd2511f53), second_multiplier = zero + uint64_t(0xcd9e8d57);
+    Pairs a = pairs, b = zero + key.position, c = zero + key.choice, d = zero;
+    uint32_t first_key = static_cast<uint32_t>(key.seed), second_key = static_cast<uint32_t>(key.seed >> 32);
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++) {  // upper halves fill up with what no product reads
+        const Pairs first = multiply_halves(a, first_multiplier), second = multiply_halves(c, second_multiplier);
+        a = (second >> 32) ^ b ^ uint64_t(first_key);
+        b = second;
+        c = (first >> 32) ^ d ^ uint64_t(second_key);
+        d = first;
+        first_key += 0x9e3779b9;
+        second_key += 0xbb67ae85;
+    }
+    for (Pairs *word : {&a, &b, &c, &d}) *words++ = *word & uint64_t(0xffffffff);
+}
+
+// At least the noise of LANES ids from an even one on. With c the upper 24 bits of the first word's complement:
+//
+//     -log(-log u) <= -log(1 - u), since -log u >= 1 - u;   1 - u > c / 2^24;   log2 c >= bits of float(c) / 2^23 - 127
+//
+// The bits of a float, read as a number, are its logarithm with a straight line from one power of two to the next. For
+// c = 0 they say -127, which is low enough.
+inline Floats noise_bounds(const Key &key, int32_t id) {
+    Longs pairs, words[4];
+    for (int i = 0; i < LANES / 2; i++) pairs[i] = id / 2 + i;
+    philox(key, pairs, words);
+    const Ints first_words = (Ints)(words[0] | words[2] << 32);  // in the order of ids
+    const Floats complement = to_floats((~first_words >> 8) & 0xffffff);
+    const float log_2 = 0.693147181f;
+    return multiply_add(to_floats((Ints)complement), splat(-log_2 / 8388608), splat((24 + 127) * log_2));
+}
+
+// The ids that could win, ascending, in the caller's arrays.
+class Candidates {
+public:
+    Candidates(const Key &key, int32_t *ids, uint64_t *bits) : key_(key), ids_(ids), bits_(bits) {}
+
+    // What is below loses.
+    double bar() const { return bar_; }
+    int32_t count() const { return count_; }
+
+    void consider(int32_t id, double score) {
+        uint64_t words[4];
+        philox(key_, uint64_t(id / 2), words);
+        const uint64_t bits = words[id % 2 * 2] << 20 | words[id % 2 * 2 + 1] >> 12;
+        const double value = score - std::log(-std::log((static_cast<double>(bits) + 0.5) * 0x1p-52));
+        if (value < bar_) return;
+        ids_[count_] = id;
+        bits_[count_++] = bits;
+        bar_ = std::max(bar_, value - MARGIN);
+    }
+
+private:
+    const Key key_;
+    int32_t *ids_;
+    uint64_t *bits_;
+    int32_t count_ = 0;
+    double bar_ = LEAST_BEST;
+};
+
+// Ids [first, end), a multiple of LANES of them.
+void consider_chunk(const Key &key, const double *scores, int32_t first, int32_t end, Candidates &candidates) {
+    alignas(64) float bounds[CHUNK];
+    Floats top = splat(-HUGE_VALF);
+    for (int32_t id = first; id < end; id += LANES) {
+        const Floats score = load(scores + id);
+        store(bounds + id - first, score);
+        top = larger(top, score);
+    }
+    if (largest_of(top) + MOST_NOISE < candidates.bar()) return;
+    top = splat(-HUGE_VALF);
+    for (int32_t id = first; id < end; id += LANES) {
+        const Floats bound = load(bounds + id - first) + noise_bounds(key, id);
+        store(bounds + id - first, bound);
+        top = larger(top, bound);
+    }
+    if (largest_of(top) < candidates.bar()) return;
+    for (int32_t id = first; id < end; id++)
+        if (bounds[id - first] >= candidates.bar()) candidates.consider(id, scores[id]);
+}
+
+}  // namespace
+
+}  // namespace mtplx
+
+extern "C" int32_t mtplx_draw_candidates(const double *scores, int32_t count, uint64_t seed, uint32_t position,
+                                         uint32_t choice, int32_t *ids, uint64_t *bits) {
+    using namespace mtplx;
+    const Key key = {seed, position, choice};
+    Candidates candidates(key, ids, bits);
+    const int32_t whole = count / LANES * LANES;
+    for (int32_t first = 0; first < whole; first += CHUNK)
+        consider_chunk(key, scores, first, std::min(first + CHUNK, whole), candidates);
+    for (int32_t id = whole; id < count; id++)
+        if (scores[id] + MOST_NOISE >= candidates.bar()) candidates.consider(id, scores[id]);
+    return candidates.count();
+}

@@ -1,0 +1,118 @@
+"""The library's draw is numpy's, token for token, in every build that runs on this machine."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mtplx.decode import noisy_argmax
+from mtplx.decode.noise import NoiseKey, gumbel, uniform_bits
+from mtplx.decode.noisy_argmax import NativeNoisyArgmax, fastest_noisy_argmax, plain_noisy_argmax
+from mtplx.model.native.binding import NativeLibrary, NativeUnavailableError
+from mtplx.model.native.builds import find_compiler
+from tests.engine.native_kernels import libraries_here
+
+needs_kernels = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler, so no kernels")
+
+Scores = npt.NDArray[np.float64]
+
+keys = st.builds(
+    NoiseKey,
+    seed=st.integers(-(2**63), 2**64 - 1),
+    position=st.integers(0, 2**32 - 1),
+    choice=st.integers(0, 2**32 - 1),
+)
+
+
+@pytest.fixture(params=list(libraries_here()), ids=lambda library: library.build, scope="module")
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
+    found: NativeLibrary = request.param
+    return found
+
+
+@st.composite
+def score_rows(draw: st.DrawFn) -> Scores:
+    """Rows of any length, spread and temperature, in rising, falling and random order, with ties and holes."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    logits_V = rng.normal(0.0, draw(st.sampled_from([0.0, 0.3, 3.0, 12.0])), draw(st.integers(1, 700)))
+    if draw(st.booleans()):
+        logits_V = np.round(logits_V, 1)
+    order = draw(st.sampled_from(["as drawn", "rising", "falling"]))
+    if order != "as drawn":
+        logits_V = np.sort(logits_V)[:: 1 if order == "rising" else -1]
+    logits_V[rng.random(len(logits_V)) < draw(st.sampled_from([0.0, 0.5, 0.99]))] = -math.inf
+    if not np.isfinite(logits_V.max()):
+        logits_V[rng.integers(len(logits_V))] = 0.0
+    with np.errstate(over="ignore"):
+        scores_V: Scores = np.ascontiguousarray(
+            (logits_V - logits_V.max()) / draw(st.sampled_from([1.0, 0.7, 5.0, 1e-3, 1e-300, 1e300]))
+        )
+    return scores_V
+
+
+@needs_kernels
+@settings(max_examples=300, deadline=None)
+@given(scores_V=score_rows(), noise_key=keys)
+def test_the_librarys_token_is_the_definitions(library: NativeLibrary, scores_V: Scores, noise_key: NoiseKey) -> None:
+    before = scores_V.copy()
+    assert NativeNoisyArgmax(library)(scores_V, noise_key) == plain_noisy_argmax(scores_V, noise_key)
+    assert np.array_equal(scores_V, before)
+
+
+@needs_kernels
+@pytest.mark.parametrize("spread", [0.0, 0.5, 5.0, 30.0])
+@pytest.mark.parametrize("vocab_size", [49_152, 151_937])
+def test_long_rows_too(library: NativeLibrary, spread: float, vocab_size: int) -> None:
+    logits_V = np.random.default_rng(1).normal(0.0, spread, vocab_size).astype(np.float32).astype(np.float64)
+    scores_V = logits_V - logits_V.max()
+    for position in range(8):
+        noise_key = NoiseKey(7, position, 1)
+        assert NativeNoisyArgmax(library)(scores_V, noise_key) == plain_noisy_argmax(scores_V, noise_key)
+
+
+@needs_kernels
+@settings(max_examples=50, deadline=None)
+@given(noise_key=keys, vocab_size=st.integers(1, 300))
+@example(noise_key=NoiseKey(-1, 2**32 - 1, 2**32 - 1), vocab_size=64)
+def test_candidates_carry_the_noise_of_their_ids(library: NativeLibrary, noise_key: NoiseKey, vocab_size: int) -> None:
+    """Among equal scores the largest noise wins, and the first id is a candidate as nobody was before it."""
+    scores_V = np.zeros(vocab_size)
+    ids, bits = NativeNoisyArgmax(library).candidates(scores_V, noise_key)
+    assert ids[0] == 0
+    assert int(np.argmax(gumbel(np.arange(vocab_size), noise_key))) in ids
+    assert bits.tolist() == uniform_bits(ids.astype(np.int64), noise_key).tolist()
+
+
+@needs_kernels
+def test_the_rarest_noise_is_not_cut_off(library: NativeLibrary) -> None:
+    """Each id in turn so far ahead, or behind, that it must win, or can't: on vector lanes and in the tail alike."""
+    for vocab_size in (1, 16, 17, 131):
+        for token_id in range(vocab_size):
+            scores_V = np.full(vocab_size, -41.0)
+            scores_V[token_id] = 0.0
+            assert NativeNoisyArgmax(library)(scores_V, NoiseKey(token_id, 3)) == token_id
+
+
+@needs_kernels
+def test_only_a_handful_is_left_for_logarithms(library: NativeLibrary) -> None:
+    """What the speed rests on."""
+    logits_V = np.random.default_rng(2).normal(0.0, 3.0, 49_152)
+    counts = [
+        len(NativeNoisyArgmax(library).candidates(row, NoiseKey(5, position))[0])
+        for position in range(20)
+        for row in (np.zeros(49_152), logits_V - logits_V.max())
+    ]
+    assert max(counts) < 50
+
+
+def test_without_a_library_numpy_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> NativeLibrary:
+        raise NativeUnavailableError("none here")
+
+    monkeypatch.setattr(noisy_argmax, "load_library", refuse)
+    assert fastest_noisy_argmax() is plain_noisy_argmax
