@@ -1,12 +1,13 @@
 """The user's cache folder: where it is, how something gets into it whole, and how damage is seen later.
 
-Every model cached is a folder with a manifest (`mtplx.json`) that lists its files. A folder is filled under another name
-and renamed when it is complete, so it is there whole or not at all. Knows nothing of models.
+Every cached model is a folder with a manifest (`mtplx.json`) that lists its files. It is filled under another name and
+renamed when it is complete, so it is there whole or not at all. Knows nothing of models.
 
     <root>/models/<name>/       what was downloaded by a catalog name
     <root>/converted/<key>/     Hugging Face folders made from GGUF files
     <root>/native/<key>/        weights packed for the native runner
     <root>/costs/<key>.json     what steps and drafts cost on this machine
+    <root>/train-head/<key>/    text and checkpoints of heads in training
     <root>/locks/               one lock file a folder
 """
 
