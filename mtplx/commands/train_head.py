@@ -77,6 +77,7 @@ def run(namespace: argparse.Namespace) -> int:
                 seed=namespace.seed,
             ),
             data=namespace.data,
+            start_from=namespace.start_from,
             threads=namespace.threads,
             work_dir=namespace.work_dir,
             command=shlex.join(["mtplx", *sys.argv[1:]]),

@@ -16,7 +16,7 @@ import torch
 
 from mtplx.errors import ConfigError
 from mtplx.model.folder import read_spec
-from mtplx.model.head_file import HeadFile, HeadMetadata, tokenizer_sha256, write_head
+from mtplx.model.head_file import HeadFile, HeadMetadata, load_head, tokenizer_sha256, write_head
 from mtplx.model.native.loader import load_native_runner
 from mtplx.model.native.runner import NativeRunner
 from mtplx.model.native.shape import read_shape
@@ -75,6 +75,7 @@ def train_head(
     text: TextPlan,
     recipe: Recipe,
     data: Path | None,
+    start_from: Path | None,
     threads: int | None,
     work_dir: Path | None,
     command: str,
@@ -82,16 +83,18 @@ def train_head(
 ) -> TrainedHead:
     """Writes the head file `output` for the model, and returns it with what was measured on text kept apart.
 
-    `work_dir` holds text and checkpoint; by default it is a folder of the user's cache, named after model and settings.
+    `start_from` is a head to go on from, with its blocks and vocabulary. `work_dir` holds text and checkpoint; by
+    default it is a folder of the user's cache, named after model and settings.
 
     Raises:
-        ModelError: the model can't be read, or can't be served by the native runner.
+        ModelError: model or head can't be read or used: the native runner can't serve it, the head isn't for it.
         ConfigError: `data` or `work_dir` isn't usable.
     """
     begin_s = time.monotonic()
     folder = with_safetensors(model).path
     shape, spec, tokenizer = read_shape(folder), read_spec(folder), Tokenizer.load(folder)
     template = ChatTemplate.load(folder)
+    earlier = load_head(str(start_from), model, spec) if start_from else None
     frame = make_frame(template, tokenizer, spec.eos_ids)
     prompts = read_prompts(data, template, tokenizer) if data else []
     num_positions = _longest(frame, text, prompts)
@@ -102,6 +105,8 @@ def train_head(
         weights = runner.info.weights_sha256
         assert weights is not None, "the native runner knows its weights"
         settings = {"weights": weights, "text": asdict(text), "recipe": asdict(recipe), "prompts": _digest(prompts)}
+        if earlier is not None:
+            settings["start_from"] = hashlib.sha256(earlier.path.read_bytes()).hexdigest()
         work = _work_dir(work_dir, model.name, settings)
         shards = _write_text(work, runner, frame, text, recipe.seed, prompts, progress)
     finally:
@@ -110,13 +115,17 @@ def train_head(
     passages = [passage for shard in shards[:-1] for passage in read_shard(shard) if _is_usable(passage)]
     held_out = [passage for passage in read_shard(shards[-1]) if _is_usable(passage)]
     base = load_base(folder, shape)
+    num_blocks = recipe.num_blocks if earlier is None else earlier.metadata.num_blocks
+    head = fresh_head(folder, shape, num_blocks=num_blocks, max_positions=num_positions)
     draft_ids = count_vocabulary(passages, shape.vocab, text.draft_vocab)
-    head = fresh_head(folder, shape, num_blocks=recipe.num_blocks, max_positions=num_positions)
+    if earlier is not None:
+        head.load_state_dict({name: torch.from_numpy(earlier.floats(name)) for name in head.state_dict()})
+        draft_ids = earlier.draft_vocab if earlier.draft_vocab is not None else np.arange(shape.vocab, dtype=np.int32)
     trainer = Trainer(head, base, torch.from_numpy(draft_ids).long(), passages, recipe)
     _train(trainer, work / "checkpoint.pt", progress)
     acceptance = measure_acceptance(head, base, torch.from_numpy(draft_ids).long(), held_out, MEASURED_DEPTHS)
     metadata = HeadMetadata(
-        num_blocks=recipe.num_blocks,
+        num_blocks=num_blocks,
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
         base_model=model.name,
@@ -128,6 +137,7 @@ def train_head(
             "text": asdict(text),
             "tokens": sum(len(passage.token_ids) for passage in passages),
             "seconds_of_last_run": round(time.monotonic() - begin_s),
+            "started_from": None if earlier is None else earlier.metadata.training,
         },
         acceptance={"greedy": [round(rate, 4) for rate in acceptance.by_depth]},
         created=datetime.now(UTC).date(),

@@ -55,13 +55,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 def train(model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainedHead]:
     monkeypatch.setenv("MTPLX_CACHE_DIR", str(tmp_path / "cache"))
 
-    def run(told: Told, name: str = "head.safetensors", work: str = "work", text: TextPlan = TEXT) -> TrainedHead:
+    def run(
+        told: Told,
+        name: str = "head.safetensors",
+        work: str = "work",
+        text: TextPlan = TEXT,
+        recipe: Recipe = RECIPE,
+        start_from: Path | None = None,
+    ) -> TrainedHead:
         return train_head(
             model,
             tmp_path / name,
             text=text,
-            recipe=RECIPE,
+            recipe=recipe,
             data=None,
+            start_from=start_from,
             threads=1,
             work_dir=tmp_path / work,
             command="mtplx train-head tiny",
@@ -102,6 +110,18 @@ def test_the_file_fits_its_model_and_says_how_it_was_made(
     assert head.metadata.training["command"] == "mtplx train-head tiny"
     assert head.greedy_acceptance == pytest.approx(trained.acceptance.by_depth, abs=1e-4)
     assert len(head.greedy_acceptance) == 4
+
+
+def test_a_head_goes_on_from_another_with_its_vocabulary(train: Callable[..., TrainedHead]) -> None:
+    first = train(Told())
+    nothing_new = Recipe(regression_rounds=0.0, first_depth_rounds=0.0, all_depths_rounds=0.0)
+    other_text = TextPlan(passages=20, max_answer_tokens=6, draft_vocab=10, shard_passages=20)
+    again = train(Told(), "again.safetensors", "other work", other_text, nothing_new, first.file.path)
+    assert first.file.draft_vocab is not None
+    assert again.file.draft_vocab is not None
+    assert again.file.draft_vocab.tolist() == first.file.draft_vocab.tolist()
+    assert (again.file.floats("eh_proj.weight") == first.file.floats("eh_proj.weight")).all()
+    assert again.file.metadata.training["started_from"] == first.file.metadata.training
 
 
 def test_a_work_folder_of_other_settings_is_refused(train: Callable[..., TrainedHead]) -> None:

@@ -1,0 +1,22 @@
+"""The prompts that heads are trained with: all different, and none of those that heads are measured with."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_training_prompts_are_different_and_none_is_held_out() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "write_prompts.py"))
+    conversations = list(script["prompts"](2560))
+    texts = {messages[-1]["content"] for messages in conversations}
+    assert len(texts) == 2560
+    assert not any("{" in text or "}" in text for text in texts)
+    lines = (ROOT / "benchmarks" / "data" / "prompts.jsonl").read_text().splitlines()
+    held_out = {message["content"] for line in lines for message in json.loads(line)["messages"]}
+    assert len(held_out) >= 100
+    assert not texts & held_out
+    assert conversations[:5] == list(script["prompts"](5))
