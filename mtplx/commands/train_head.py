@@ -37,6 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("model", metavar="MODEL", help="catalog name, hub id, local folder or .gguf file")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: mtp_head.safetensors beside the model")
     parser.add_argument("--data", type=Path, metavar="FILE", help="prompts of your own, one JSON object a line")
+    parser.add_argument("--start-from", type=Path, metavar="HEAD", help="a head file to go on from, with new text")
     parser.add_argument(
         "--work-dir", type=Path, metavar="DIR", help="where text and checkpoint are; default: the cache"
     )

@@ -39,7 +39,7 @@ def load_native_runner(
     max_model_len: int,
     max_running: int = 16,
     head: HeadFile | None = None,
-    head_quantization: Quantization = "int4",
+    head_quantization: Quantization = "int8",
     root: Path | None = None,
     say: Say = say_on_stderr,
 ) -> NativeRunner:
