@@ -112,6 +112,7 @@ def engine_of(
     width: int,
     costs: Costs | None = None,
     chunk: int = CHUNK_TOKENS,
+    prefix_salt: bytes | None = None,
 ) -> EngineCore:
     """An engine of its own around a runner that others use too, at other times: one must end before another begins."""
     scheduler = make_scheduler(
@@ -120,15 +121,22 @@ def engine_of(
         decode_batch_max=width,
         prefill_chunk_tokens=chunk,
         speculator=make_speculator(depth, costs, prefill_chunk_tokens=chunk),
+        prefix_salt=prefix_salt,
     )
     return EngineCore(runner, scheduler)
 
 
 def submit_of(
-    prompt_ids: tuple[int, ...], params: SamplingParams, *, max_tokens: int, seed: int, eos_ids: frozenset[int]
+    prompt_ids: tuple[int, ...],
+    params: SamplingParams,
+    *,
+    max_tokens: int,
+    seed: int,
+    eos_ids: frozenset[int],
+    choice: int = 0,
 ) -> Submit:
     """One request; whoever runs it gives it its number."""
-    return Submit(0, prompt_ids, params, seed=seed, choice=0, stops=StopRules(max_tokens, eos_ids))
+    return Submit(0, prompt_ids, params, seed=seed, choice=choice, stops=StopRules(max_tokens, eos_ids))
 
 
 def answer_all(

@@ -41,6 +41,7 @@ from mtplx.server.engine import Submit
 
 SERIAL, COOPERATIVE, AR_BATCH = SchedulerMode.SERIAL, SchedulerMode.COOPERATIVE, SchedulerMode.AR_BATCH
 MTP_BATCH, HYPER = SchedulerMode.MTP_BATCH, SchedulerMode.HYPER
+COHORT = SchedulerMode.MTP_COHORT_EXPERIMENTAL
 CONCURRENCIES = (1, 2, 8, 16)
 CHUNKS = (64, 16, 512)  # 512 holds every prompt whole; all but the first only with --chunks
 TOP_LOGPROBS = 2
@@ -143,6 +144,7 @@ def cells(chunks: Sequence[int], *, has_head: bool) -> Iterator[Cell]:
             if has_head:
                 yield Cell(COOPERATIVE, AUTO, concurrency, chunk)
                 yield from (Cell(MTP_BATCH, depth, concurrency, chunk) for depth in (1, 2, 4, 8, AUTO))
+                yield from (Cell(COHORT, depth, concurrency, chunk) for depth in (4, AUTO))
 
 
 def submits(assembly: Assembly, num_prompts: int, max_tokens: int) -> list[Submit]:
@@ -167,7 +169,15 @@ def run_cell(
 ) -> dict[str, object]:
     """Runs one cell; the first one ever run is the oracle, whose answers are kept in the report."""
     recorder = MarginRecorder(runner)
-    core = engine_of(recorder, cell.mode, cell.depth, width=cell.concurrency, costs=costs, chunk=cell.chunk)
+    core = engine_of(
+        recorder,
+        cell.mode,
+        cell.depth,
+        width=cell.concurrency,
+        costs=costs,
+        chunk=cell.chunk,
+        prefix_salt=b"identity" if cell.mode is COHORT else None,  # and so its prompts share their beginnings
+    )
     rng = random.Random(str(cell))
     answers = answer_all(core, todo, concurrency=cell.concurrency, rng=rng)
     kept = [kept_of(answer) for answer in answers]

@@ -33,9 +33,8 @@ from mtplx.errors import ConfigError
 ENV_PREFIX = "MTPLX_"
 AUTO: Final = "auto"
 
-# Variables with our prefix that are not settings of the server: the model cache's place, the client's address, and an
-# opt-in that becomes a setting together with the mode it opens.
-OTHER_VARIABLES = frozenset({"MTPLX_CACHE_DIR", "MTPLX_BASE_URL", "MTPLX_EXPERIMENTAL_MTP_COHORTS"})
+# Variables with our prefix that are not settings of the server: the model cache's place and the client's address.
+OTHER_VARIABLES = frozenset({"MTPLX_CACHE_DIR", "MTPLX_BASE_URL"})
 
 
 class Settings(BaseSettings):
@@ -84,6 +83,7 @@ class Settings(BaseSettings):
     draft_depth: Literal["auto", 0, 1, 2, 3, 4, 5, 6, 7, 8] = Field(
         AUTO, description="tokens guessed ahead by a draft head; auto: serial 0, else by acceptance and cost"
     )
+    experimental_mtp_cohorts: bool = Field(False, description="opens --scheduler-mode mtp_cohort_experimental")
     drain_timeout_s: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="seconds that SIGTERM leaves to running requests"
     )

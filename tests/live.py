@@ -23,8 +23,9 @@ from mtplx.text.tokenizer import Tokenizer
 from tests.fakes import FakeRunner, write_byte_tokenizer
 
 MODEL = "fake-model"
-MODES = ("serial", "cooperative", "ar_batch")
-DRAFTING_MODES = ("serial", "cooperative", "mtp_batch", "hyper")
+COHORT = "mtp_cohort_experimental"
+MODES = ("serial", "cooperative", "ar_batch", COHORT)
+DRAFTING_MODES = ("serial", "cooperative", "mtp_batch", COHORT, "hyper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,10 @@ class LiveServer:
 @contextmanager
 def live_server(folder: Path, runner: FakeRunner, mode: str = "ar_batch", **settings: Any) -> Iterator[LiveServer]:
     """Serves `runner` in that mode until the block ends; `folder` is a scratch folder for its tokenizer."""
-    assembly = fake_assembly(folder, runner, Settings(scheduler_mode=mode, port=0, drain_timeout_s=5, **settings))
+    given: dict[str, Any] = {"scheduler_mode": mode, "port": 0, "drain_timeout_s": 5}
+    if mode == COHORT:  # at a fixed depth, since costs would be measured with the fake's script and faults
+        given |= {"experimental_mtp_cohorts": True, "draft_depth": 4}
+    assembly = fake_assembly(folder, runner, Settings(**{**given, **settings}))
     service = Service(assembly)
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -13,11 +13,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from mtplx.batching.blocks import BlockAllocator
+from mtplx.batching.cohorts import Cohorts
 from mtplx.batching.depth import FixedDepth
 from mtplx.batching.drafting import Speculator
 from mtplx.batching.prefix import PrefixCache
 from mtplx.batching.scheduler import Scheduler
 from mtplx.batching.sequences import SequenceTable
+from mtplx.batching.shared_drafts import SharedSpeculator
 from mtplx.batching.speculation import MAX_DEPTH
 from mtplx.batching.state import (
     DraftRequest,
@@ -29,6 +31,7 @@ from mtplx.batching.state import (
     StepPlan,
     StopRules,
 )
+from mtplx.server.cohort import MtpCohort
 
 VOCAB_SIZE = 97
 EMPTY = -1
@@ -272,6 +275,13 @@ class Simulator:
 def make_speculator(depth: int = MAX_DEPTH) -> Speculator:
     """Every row drafts as deep as it may, up to `depth`; how many drafts there are is then the drafter's."""
     return Speculator(FixedDepth(depth), prefill_chunk_tokens=64)
+
+
+def make_cohort_mode(table: SequenceTable, width: int, chunk: int, *, depth: int = MAX_DEPTH) -> MtpCohort:
+    """The mode with its own speculator; what a drafter leaves out may still come from the index."""
+    cohorts = Cohorts()
+    speculator = SharedSpeculator(FixedDepth(depth), cohorts, prefill_chunk_tokens=64)
+    return MtpCohort(table, max_running=width, prefill_chunk_tokens=chunk, cohorts=cohorts, speculator=speculator)
 
 
 def make_table(

@@ -6,24 +6,26 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mtplx.batching.speculation import Acceptance, Costs, choose_depths, priors, survivals
+from mtplx.batching.acceptance import AcceptanceBook
+from mtplx.batching.speculation import MAX_DEPTH, Costs, choose_depths
 
 PROBE_SHARE = 0.01
 """The most of the time that may go into drafts which the costs speak against, made to see whether they still do."""
 
 _NO_ROOM = "no request had room or leave for a draft"
-_KEEP_ROW = 0.98  # a row's acceptance is forgotten over some fifty verified rows,
-_KEEP_SERVER = 0.995  # the server's over two hundred,
-_KEEP_IDLE = 0.995  # and what is known of a depth that the row doesn't use, over two hundred steps
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """A sequence that decodes in the step: how many drafts it may have, and how many head slots it is behind."""
+    """A sequence that decodes in the step: how many drafts it may have, and how many head slots it is behind.
+
+    `made` are the survivals of drafts that are there already, at most `limit`; the head isn't asked for such a row.
+    """
 
     seq_id: int
     limit: int
     num_unprimed: int
+    made: tuple[float, ...] = ()
 
 
 class DepthPolicy(Protocol):
@@ -39,8 +41,21 @@ class DepthPolicy(Protocol):
         """What it believes that steps cost; None if it doesn't ask."""
         ...
 
+    @property
+    def max_depth(self) -> int:
+        """The most drafts that it ever chooses for a row."""
+        ...
+
+    def survivals(self, seq_id: int, limit: int) -> list[float]:
+        """What it believes of the head's first `limit` drafts of a sequence: that each survives."""
+        ...
+
     def choose(self, rows: Seq[DraftRow], num_other_tokens: int) -> list[int]:
         """A depth for each row, at most its limit; `num_other_tokens` of the step are prompts."""
+        ...
+
+    def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int) -> list[int]:
+        """Depths for the same rows when all drafts are made, and perhaps more than were asked for; none gets less."""
         ...
 
     def why_none(self) -> str:
@@ -64,24 +79,37 @@ class FixedDepth:
     def __init__(self, depth: int) -> None:
         assert depth >= 0
         self._depth = depth
+        self._book: AcceptanceBook[int] = AcceptanceBook()
+
+    @property
+    def max_depth(self) -> int:
+        return self._depth
 
     @property
     def expects_drafts(self) -> bool:
         return self._depth > 0
 
+    def survivals(self, seq_id: int, limit: int) -> list[float]:
+        return self._book.survivals(seq_id, min(limit, self._depth))
+
     def choose(self, rows: Seq[DraftRow], num_other_tokens: int) -> list[int]:
-        return [min(self._depth, row.limit) for row in rows]
+        return [min(self._depth, len(row.made) or row.limit) for row in rows]
+
+    def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int) -> list[int]:
+        return [max(depth, min(self._depth, len(row))) for row, depth in zip(rows, depths, strict=True)]
 
     def why_none(self) -> str:
         return "the draft depth is set to 0" if self._depth == 0 else _NO_ROOM
 
-    def verified(self, seq_id: int, num_drafts: int, num_accepted: int) -> None: ...
+    def verified(self, seq_id: int, num_drafts: int, num_accepted: int) -> None:
+        self._book.verified(seq_id, num_drafts, num_accepted)
 
     def stepped(self, num_tokens: int, seconds: float) -> None: ...
 
     def drafted(self, num_levels: int, num_tokens: int, seconds: float) -> None: ...
 
-    def forget(self, seq_id: int) -> None: ...
+    def forget(self, seq_id: int) -> None:
+        self._book.forget(seq_id)
 
 
 class AdaptiveDepth:
@@ -93,8 +121,7 @@ class AdaptiveDepth:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._server = Acceptance()
-        self._rows: dict[int, Acceptance] = {}
+        self._book: AcceptanceBook[int] = AcceptanceBook()
         self._probed_at: dict[int, int] = {}  # by seq_id, in probes
         self._num_probes = 0
         self._saved_s = 0.0
@@ -106,6 +133,10 @@ class AdaptiveDepth:
         return self._costs
 
     @property
+    def max_depth(self) -> int:
+        return MAX_DEPTH
+
+    @property
     def num_probes(self) -> int:
         return self._num_probes
 
@@ -113,19 +144,26 @@ class AdaptiveDepth:
     def expects_drafts(self) -> bool:
         return self._chose_drafts
 
+    def survivals(self, seq_id: int, limit: int) -> list[float]:
+        return self._book.survivals(seq_id, limit)
+
     def choose(self, rows: Seq[DraftRow], num_other_tokens: int) -> list[int]:
         if not rows:
             return []
-        server_priors = priors(self._server)
         self._had_room = any(row.limit for row in rows)
-        row_survivals = [survivals(self._of(row.seq_id), server_priors, row.limit) for row in rows]
-        depths = choose_depths(row_survivals, self._costs, num_other_tokens)
-        self._chose_drafts = any(depths)
+        row_survivals = [row.made or self._book.survivals(row.seq_id, row.limit) for row in rows]
+        depths = choose_depths(row_survivals, self._costs, num_other_tokens, [bool(row.made) for row in rows])
+        asked = [depth for row, depth in zip(rows, depths, strict=True) if not row.made]
+        self._chose_drafts = any(asked) if asked else self._chose_drafts
         self._fade(rows, depths)
         num_tokens = len(rows) + num_other_tokens + sum(depths)
         self._saved_s += PROBE_SHARE * self._costs.step.of(num_tokens)
         self._probe(rows, depths, num_tokens)
         return depths
+
+    def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int) -> list[int]:
+        best = choose_depths(rows, self._costs, num_other_tokens, [True] * len(rows))
+        return [max(pair) for pair in zip(depths, best, strict=True)]
 
     def why_none(self) -> str:
         if not self._had_room:
@@ -133,8 +171,7 @@ class AdaptiveDepth:
         return "drafts would cost more time than they save, by the acceptance and costs measured here"
 
     def verified(self, seq_id: int, num_drafts: int, num_accepted: int) -> None:
-        self._rows[seq_id] = self._of(seq_id).after(num_drafts, num_accepted, keep=_KEEP_ROW)
-        self._server = self._server.after(num_drafts, num_accepted, keep=_KEEP_SERVER)
+        self._book.verified(seq_id, num_drafts, num_accepted)
 
     def stepped(self, num_tokens: int, seconds: float) -> None:
         self._costs = replace(self._costs, step=self._costs.step.corrected(num_tokens, seconds))
@@ -143,21 +180,19 @@ class AdaptiveDepth:
         self._costs = replace(self._costs, draft=self._costs.draft.corrected(num_levels, num_tokens, seconds))
 
     def forget(self, seq_id: int) -> None:
-        self._rows.pop(seq_id, None)
+        self._book.forget(seq_id)
         self._probed_at.pop(seq_id, None)
-
-    def _of(self, seq_id: int) -> Acceptance:
-        return self._rows.get(seq_id, _NOTHING_SEEN)
 
     def _fade(self, rows: Seq[DraftRow], depths: Seq[int]) -> None:
         """A row that had bad luck takes the server's acceptance again with time."""
         for row, depth in zip(rows, depths, strict=True):
-            if depth < row.limit and row.seq_id in self._rows:
-                self._rows[row.seq_id] = self._rows[row.seq_id].faded(depth, keep=_KEEP_IDLE)
+            num_asked = 0 if row.made else depth
+            if num_asked < row.limit:
+                self._book.fade(row.seq_id, num_asked)
 
     def _probe(self, rows: Seq[DraftRow], depths: list[int], num_tokens: int) -> None:
         """Deepens one row by one draft if what is saved pays for it; changes `depths`."""
-        open_rows = [index for index, row in enumerate(rows) if depths[index] < row.limit]
+        open_rows = [index for index, row in enumerate(rows) if not row.made and depths[index] < row.limit]
         if not open_rows:
             return
         index = min(open_rows, key=lambda index: (self._probed_at.get(rows[index].seq_id, 0), rows[index].seq_id))
@@ -172,6 +207,3 @@ class AdaptiveDepth:
         self._num_probes += 1
         self._probed_at[row.seq_id] = self._num_probes
         self._saved_s = 0.0
-
-
-_NOTHING_SEEN = Acceptance()

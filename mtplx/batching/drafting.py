@@ -35,6 +35,11 @@ class Speculator:
         self._known: dict[int, None] = {}  # whom the policy has heard of, in that order
 
     @property
+    def max_depth(self) -> int:
+        """The most drafts that the head makes for a row."""
+        return self._max_depth
+
+    @property
     def last_depths(self) -> dict[int, int]:
         """Drafts of each sequence that decoded in the last step, by its id."""
         return self._last_depths
@@ -49,23 +54,36 @@ class Speculator:
     def draft(
         self,
         table: SequenceTable,
-        head: DraftHead,
+        head: DraftHead | None,
         decoding: Seq[Sequence],
         prefilling: Seq[Sequence] = (),
         *,
         num_prefill_tokens: int = 0,
         max_drafts: int | None = None,
     ) -> None:
-        """Sets the drafts of sequences that will decode in this step, up to `max_drafts` in all.
+        """Sets the drafts of sequences that will decode in this step, up to `max_drafts` in all; none without a head.
 
         Those that prefill get their head's slots built on the way, if drafts are to be expected.
         """
         self._forget_gone(table)
+        if head is None:
+            return
         rows = [DraftRow(sequence.seq_id, self._limit(sequence), num_unprimed(sequence)) for sequence in decoding]
         depths = self.policy.choose(rows, num_prefill_tokens)
+        self._ask(table, head, decoding, depths, prefilling, max_drafts)
+
+    def _ask(
+        self,
+        table: SequenceTable,
+        head: DraftHead,
+        decoding: Seq[Sequence],
+        depths: Seq[int],
+        prefilling: Seq[Sequence],
+        max_drafts: int | None,
+    ) -> None:
         requests: list[DraftRequest] = []
         work = _Work(self._max_primed, table.blocks.block_size)
-        budget = MAX_DEPTH * len(rows) if max_drafts is None else max_drafts
+        budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
         for sequence, depth in zip(decoding, depths, strict=True):
             depth = min(depth, budget)
             slots = work.take(sequence) if depth else None
@@ -89,8 +107,11 @@ class Speculator:
             if sequence is not None and sequence.is_decoding:
                 self._last_depths[row.seq_id] = row.num_drafts
             if row.num_drafts and outcome.error is None and sequence is not None:
-                self.policy.verified(row.seq_id, row.num_drafts, len(outcome.token_ids) - 1)
-                self._known[row.seq_id] = None
+                self._verified(sequence, row.num_drafts, len(outcome.token_ids) - 1)
+
+    def _verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        self.policy.verified(sequence.seq_id, num_drafts, num_accepted)
+        self._known[sequence.seq_id] = None
 
     def _forget_gone(self, table: SequenceTable) -> None:
         for seq_id in [seq_id for seq_id in self._known if table.get(seq_id) is None]:
@@ -98,9 +119,13 @@ class Speculator:
             self.policy.forget(seq_id)
 
     def _limit(self, sequence: Sequence) -> int:
-        """The most drafts that can be of use: one token comes without a draft, and none may lie past the answer."""
-        asked = MAX_DEPTH if sequence.max_draft_depth is None else sequence.max_draft_depth
-        return max(0, min(self._max_depth, asked, sequence.stops.max_tokens - sequence.num_emitted - 1))
+        return min(self._max_depth, most_useful(sequence))
+
+
+def most_useful(sequence: Sequence) -> int:
+    """The most drafts that can be of use: one token comes without a draft, and none may lie past the answer."""
+    asked = MAX_DEPTH if sequence.max_draft_depth is None else sequence.max_draft_depth
+    return max(0, min(MAX_DEPTH, asked, sequence.stops.max_tokens - sequence.num_emitted - 1))
 
 
 def num_unprimed(sequence: Sequence) -> int:

@@ -114,12 +114,29 @@ class PrefixCache:
         sequence.block_ids[first:end] = found
         self._num_hits += 1
         self._num_saved_tokens += end * size - sequence.num_computed
+        sequence.num_saved += end * size - sequence.num_computed
         if sequence.num_cached == sequence.num_computed and not sequence.num_preempted:
             sequence.num_cached = end * size
         sequence.num_computed = end * size
         sequence.num_published = end
         sequence.num_primed = min(sequence.num_primed, first * size)
         self.catch_up(sequence)
+
+    def without_twins(self, line: Iterable[Sequence]) -> list[Sequence]:
+        """The sequences of a line of prompts, but of several that come to the same block next only the first.
+
+        The others take that block over when it is computed, and lose nothing by waiting: where the first is cancelled,
+        the next step is theirs.
+        """
+        keys: set[bytes] = set()
+        leading = []
+        for sequence in line:
+            key = self._next_key(sequence)
+            if key is None or key not in keys:
+                leading.append(sequence)
+            if key is not None:
+                keys.add(key)
+        return leading
 
     def publish(self, sequence: Sequence) -> None:
         """Makes what a sequence has filled since the last time findable. Of two equal blocks the first stays."""
@@ -167,6 +184,12 @@ class PrefixCache:
         by_entry = {entry.key: block_id for block_id, entry in self._entries.items()}
         assert by_entry == self._block_of, "keys and blocks are not one to one"
         assert self._blocks.worth_keeping() == sorted(self._entries), "a block is kept that can't be found, or not kept"
+
+    def _next_key(self, sequence: Sequence) -> bytes | None:
+        """The key of the block that a sequence computes next, if others could take it over or it theirs."""
+        index = sequence.num_computed // self._blocks.block_size
+        is_whole = index < (len(sequence.token_ids) - 1) // self._blocks.block_size
+        return self._key(sequence, index) if self._is_on and sequence.reads_prefix and is_whole else None
 
     def _key(self, sequence: Sequence, index: int) -> bytes:
         """The key of a sequence's full block; computed once, since tokens only ever get more."""

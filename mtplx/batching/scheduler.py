@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from mtplx.batching.cohorts import CohortStatus
 from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
@@ -39,3 +40,18 @@ class Scheduler(Protocol):
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
         """Applies the outcomes (one a row, in order) and returns an event for each sequence that moved or ended."""
         ...
+
+
+@runtime_checkable
+class CohortScheduler(Scheduler, Protocol):
+    """A mode whose requests form cohorts."""
+
+    @property
+    def cohort_status(self) -> CohortStatus:
+        """A snapshot."""
+        ...
+
+
+def cohort_scheduler(scheduler: Scheduler) -> CohortScheduler | None:
+    """The scheduler, if it has cohorts."""
+    return scheduler if isinstance(scheduler, CohortScheduler) else None

@@ -186,6 +186,10 @@ class SequenceTable:
         self.prefix.built(sequence, request.start)
         sequence.draft_ids = list(draft_ids)
 
+    def propose(self, sequence: Sequence, draft_ids: Seq[int]) -> None:
+        """Gives a decoding sequence guesses for the next row, whoever made them, as far as it has blocks for them."""
+        sequence.draft_ids = list(draft_ids[: self.reserve_drafts(sequence, len(draft_ids))])
+
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the line, before the first that arrived later; its tokens are kept."""
         arrived_later = (index for index, other in enumerate(self._waiting) if other.seq_id > sequence.seq_id)

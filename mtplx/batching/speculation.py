@@ -137,38 +137,44 @@ class Costs:
     is_cached: bool = False  # begun from what an earlier start measured
 
 
-def choose_depths(row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0) -> list[int]:
+def choose_depths(
+    row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0, are_made: Seq[bool] = ()
+) -> list[int]:
     """Returns for each row the number of drafts with which the most tokens a second are emitted; fewer on a tie.
 
     A row of n drafts costs 1 + n tokens of the step and emits 1 + the sum of its drafts' survivals; a row's list of
-    survivals ends at its limit. The step also computes `num_other_tokens` that emit nothing, such as prompts. For each
+    survivals ends at its limit. `are_made` says of which rows the drafts are there already, so that nothing is to be
+    paid for making them. The step also computes `num_other_tokens` that emit nothing, such as prompts. For each
     greatest depth the candidates are taken in order of survival, and every count of them is tried, since the cost of a
-    step has stairs: this is the best of all choices, not only of those on the way.
+    step has stairs: this is the best of all choices, not only of those on the way. With rows of both kinds that holds
+    but for the order, in which the small cost of making one draft doesn't count.
 
         one row, survivals 0.9 0.81, step 10 + n, drafting free: 2.71 / 13 > 1.9 / 12 > 1 / 11, so [2]
     """
     num_rows = len(row_survivals)
-    deepest = max((len(survival) for survival in row_survivals), default=0)
-    if deepest == 0:
-        return [0] * num_rows
+    made = frozenset(row for row, is_made in enumerate(are_made) if is_made)
+    deepest = max((len(survival) for row, survival in enumerate(row_survivals) if row not in made), default=0)
     base = num_rows + num_other_tokens
     ranked = _ranked(row_survivals)
-    step_s = [costs.step.of(base + n) + n * costs.draft.per_token_s for n in range(len(ranked) + 1)]
+    if not ranked:
+        return [0] * num_rows
+    step_s = [costs.step.of(base + n) for n in range(len(ranked) + 1)]
     best_rate, best = num_rows / step_s[0], (0, 0)
-    for max_depth in range(1, deepest + 1):
-        emitted, count = float(num_rows), 0
-        levels_s = costs.draft.per_level_s * max_depth
+    for max_depth in range(0 if made else 1, deepest + 1):
+        emitted, count, drafting_s = float(num_rows), 0, costs.draft.per_level_s * max_depth
         for candidate in ranked:
-            if candidate.depth > max_depth:
-                continue
+            if candidate.row not in made:
+                if candidate.depth > max_depth:
+                    continue
+                drafting_s += costs.draft.per_token_s
             count += 1
             emitted += candidate.survival
-            rate = emitted / (step_s[count] + levels_s)
+            rate = emitted / (step_s[count] + drafting_s)
             if rate > best_rate:
                 best_rate, best = rate, (max_depth, count)
     max_depth, count = best
     depths = [0] * num_rows
-    for candidate in [candidate for candidate in ranked if candidate.depth <= max_depth][:count]:
+    for candidate in [one for one in ranked if one.row in made or one.depth <= max_depth][:count]:
         depths[candidate.row] += 1
     return depths
 

@@ -73,6 +73,8 @@ class Sequence:
     prefix_keys: list[bytes] = field(default_factory=list)  # of its first full blocks, as far as they were asked for
     num_published: int = 0  # its first so many blocks are full and were offered to the prefix cache, or come from there
     num_cached: int = 0  # prompt tokens that were there before it had computed any
+    num_saved: int = 0  # tokens that it took over computed, whenever that was
+    cohort: bytes = b""  # whom it shares drafts with by the request's own word; empty leaves it to its beginning
 
     @property
     def num_emitted(self) -> int:

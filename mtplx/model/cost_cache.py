@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from mtplx.batching.speculation import Costs, CostTable, DraftCost
 from mtplx.model.costs import measure_costs, still_hold
 from mtplx.model.machine import cpu_name, physical_cores
-from mtplx.model.runner import DraftingRunner
+from mtplx.model.runner import Runner, drafting_runner
 
 FOLDER = "costs"
 
@@ -45,7 +45,7 @@ class CostFile(BaseModel):
 
 
 def load_costs(
-    runner: DraftingRunner,
+    runner: Runner,
     *,
     fingerprint: str,
     threads: int | None,
@@ -71,15 +71,16 @@ def load_costs(
     return costs
 
 
-def _setup(runner: DraftingRunner, fingerprint: str, threads: int | None, max_tokens: int) -> Setup:
+def _setup(runner: Runner, fingerprint: str, threads: int | None, max_tokens: int) -> Setup:
     """All that the costs depend on, in words that people can compare."""
+    drafting = drafting_runner(runner)
     return {
         "fingerprint": fingerprint,
         "cpu": cpu_name(),
         "cores": physical_cores(),
         "threads": threads,
         "runner": json.loads(json.dumps(asdict(runner.info))),  # with lists for tuples, as it is read back
-        "max_draft_depth": runner.max_draft_depth,
+        "max_draft_depth": drafting.max_draft_depth if drafting else 0,
         "block_size": runner.block_size,
         "max_tokens": min(max_tokens, runner.num_blocks),
     }

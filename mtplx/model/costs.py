@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mtplx.batching.speculation import Costs, CostTable, DraftCost
 from mtplx.batching.state import DraftRequest, Row, StepPlan
-from mtplx.model.runner import DraftingRunner, Logits
+from mtplx.model.runner import DraftingRunner, Logits, Runner, drafting_runner
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128)  # steps in the cost come after 8, 16, ..
 _STEP_SHARE = 0.75  # of the time, for the steps; the rest is for drafts
@@ -21,10 +21,11 @@ _TRUE_WITHIN = 1.5  # the factor between then and now
 
 
 def measure_costs(
-    runner: DraftingRunner, *, max_tokens: int, budget_s: float = 1.5, clock: Callable[[], float] = time.perf_counter
+    runner: Runner, *, max_tokens: int, budget_s: float = 1.5, clock: Callable[[], float] = time.perf_counter
 ) -> Costs:
-    """Costs of steps of up to `max_tokens` tokens. Nothing may be in the cache, and nothing that matters is left there.
+    """Costs of steps of up to `max_tokens` tokens, and of a head's drafts if there is one.
 
+    Nothing may be in the cache, and nothing that matters is left there.
     Takes about `budget_s`: sizes that the time doesn't reach follow the slope of those measured. The first run of all
     is thrown away. What real steps cost, with longer histories, is corrected while serving.
     """
@@ -37,21 +38,26 @@ def measure_costs(
         measured[size] = min(runs)
         if clock() >= step_end_s:
             break
-    return Costs(CostTable(_between(measured)), _measure_drafts(runner, budget_s * (1 - _STEP_SHARE), clock))
+    drafting = drafting_runner(runner)
+    drafts = _measure_drafts(drafting, budget_s * (1 - _STEP_SHARE), clock) if drafting else DraftCost()
+    return Costs(CostTable(_between(measured)), drafts)
 
 
-def still_hold(runner: DraftingRunner, costs: Costs, clock: Callable[[], float] = time.perf_counter) -> bool:
+def still_hold(runner: Runner, costs: Costs, clock: Callable[[], float] = time.perf_counter) -> bool:
     """Whether one token takes about what `costs` say, in a step and in a draft, by a few runs of each.
 
     It doesn't where other programs were busy when the costs were measured, or are now. Conditions and consequences are
     those of `measure_costs`.
     """
-    plan, requests = _plan(runner, 1), _requests(runner, 1, depth=1)
+    plan, drafting = _plan(runner, 1), drafting_runner(runner)
     runner.run(plan)
-    runner.draft(requests, _choose_any)
     step_s = min(_seconds(lambda: runner.run(plan), clock) for _ in range(_CHECK_RUNS))
-    draft_s = min(_seconds(lambda: runner.draft(requests, _choose_any), clock) for _ in range(_CHECK_RUNS))
-    return _is_about(step_s, costs.step.of(1)) and _is_about(draft_s, costs.draft.of(1, 1))
+    if not _is_about(step_s, costs.step.of(1)) or drafting is None:
+        return _is_about(step_s, costs.step.of(1))
+    requests = _requests(drafting, 1, depth=1)
+    drafting.draft(requests, _choose_any)
+    draft_s = min(_seconds(lambda: drafting.draft(requests, _choose_any), clock) for _ in range(_CHECK_RUNS))
+    return _is_about(draft_s, costs.draft.of(1, 1))
 
 
 def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[], float]) -> DraftCost:
@@ -72,7 +78,7 @@ def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[],
     return DraftCost(per_level_s=max(0.0, one_s / levels - per_token_s), per_token_s=per_token_s)
 
 
-def _plan(runner: DraftingRunner, num_rows: int) -> StepPlan:
+def _plan(runner: Runner, num_rows: int) -> StepPlan:
     """As many rows of one token, each the first in a block of its own."""
     return StepPlan(tuple(Row(-1 - row, 0, (0,), (row,), num_logits=1) for row in range(num_rows)))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -12,7 +14,7 @@ from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.speculation import MAX_DEPTH
 from mtplx.batching.state import SchedulerMode
 from mtplx.config import AUTO, Settings, read_api_keys
-from mtplx.errors import ConfigError
+from mtplx.errors import ConfigError, RequestError
 from mtplx.model.checkpoint import weight_files
 from mtplx.model.choice import RunnerChoice, Wishes, choose_runner
 from mtplx.model.cost_cache import load_costs
@@ -72,7 +74,7 @@ def assemble(settings: Settings) -> Assembly:
     if head is not None:
         warn_of_other_weights(head, weights_sha256)
     fingerprint = _fingerprint(runner.info, weights_sha256)
-    core = build_core(settings, runner, fingerprint, cache_root())
+    core = build_core(settings, runner, fingerprint, cache_root(), template_ids=_template_ids(tokenizer, chat_template))
     cache_tokens = runner.num_blocks * runner.block_size
     if settings.max_model_len is None:
         max_model_len = min(max_model_len, cache_tokens)
@@ -96,10 +98,17 @@ def assemble(settings: Settings) -> Assembly:
     )
 
 
-def build_core(settings: Settings, runner: Runner, fingerprint: str = "", costs_root: Path | None = None) -> EngineCore:
+def build_core(
+    settings: Settings,
+    runner: Runner,
+    fingerprint: str = "",
+    costs_root: Path | None = None,
+    template_ids: Sequence[int] = (),
+) -> EngineCore:
     """The engine around a loaded runner; measures the machine's costs where the draft depth follows them.
 
-    `fingerprint` names the model in the prefix cache's keys and in the costs that are kept under `costs_root`.
+    `fingerprint` names the model in the prefix cache's keys and in the costs that are kept under `costs_root`;
+    `template_ids` as for `make_scheduler`.
 
     Raises:
         ConfigError: the mode or the draft depth is not for this runner.
@@ -112,9 +121,9 @@ def build_core(settings: Settings, runner: Runner, fingerprint: str = "", costs_
     width = decode_width(mode, settings.decode_batch_max, chunk)
     costs = None
     if depth is None:
-        assert drafting is not None, "without a head the depth is 0"
-        max_tokens, threads = width * (1 + max_draft_depth) + chunk, settings.threads
-        costs = load_costs(drafting, fingerprint=fingerprint, threads=threads, max_tokens=max_tokens, root=costs_root)
+        max_depth = MAX_DEPTH if mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL else max_draft_depth
+        max_tokens, threads = width * (1 + max_depth) + chunk, settings.threads
+        costs = load_costs(runner, fingerprint=fingerprint, threads=threads, max_tokens=max_tokens, root=costs_root)
     scheduler = make_scheduler(
         mode,
         BlockAllocator(runner.num_blocks, runner.block_size),
@@ -122,6 +131,7 @@ def build_core(settings: Settings, runner: Runner, fingerprint: str = "", costs_
         prefill_chunk_tokens=chunk,
         speculator=make_speculator(depth, costs, prefill_chunk_tokens=chunk, max_draft_depth=max_draft_depth),
         prefix_salt=f"{fingerprint} {runner.info.head}".encode() if settings.prefix_cache == "on" else None,
+        template_ids=template_ids,
     )
     return EngineCore(runner, scheduler, recorder=StepRecorder() if mode is SchedulerMode.HYPER else None)
 
@@ -211,6 +221,16 @@ def _max_model_len(settings: Settings, spec: ModelSpec) -> int:
             "--max-model-len",
         )
     return settings.max_model_len
+
+
+def _template_ids(tokenizer: Tokenizer, chat_template: ChatTemplate) -> tuple[int, ...]:
+    """What the chat template writes before a first message, found as what two conversations begin with."""
+    try:
+        texts = [chat_template.render([{"role": "user", "content": content}]) for content in ("a", "7")]
+    except RequestError:  # there is none, or it takes no such conversation
+        return ()
+    one, other = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    return tuple(mine for mine, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _default_chunk_tokens(runner: Runner) -> int:

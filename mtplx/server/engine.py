@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mtplx.batching.scheduler import Scheduler
+from mtplx.batching.scheduler import Scheduler, cohort_scheduler
 from mtplx.batching.state import (
     DraftRequest,
     FinishReason,
@@ -52,6 +52,7 @@ class Submit:
     stops: StopRules
     cache_salt: bytes = b""  # prompts share computation only where it is equal
     reads_prefix: bool = True  # False: all of the prompt is computed
+    cohort: bytes = b""  # whom it shares drafts with, where the mode has cohorts
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class EngineCore:
         self._num_failed_in_a_row = 0
         self._drafting = drafting_runner(runner) if scheduler.speculator else None
         self._num_failed_drafts_in_a_row = 0
+        self._cohorts = cohort_scheduler(scheduler)
 
     @property
     def has_work(self) -> bool:
@@ -125,6 +127,7 @@ class EngineCore:
                 max_draft_depth=submit.params.draft_depth,
                 cache_salt=submit.cache_salt,
                 reads_prefix=submit.reads_prefix,
+                cohort=submit.cohort,
             )
         )
 
@@ -190,6 +193,7 @@ class EngineCore:
             drafts=counters.drafts.copy(),
             drafting=self._drafting_status(),
             prefix=table.prefix.status(),
+            cohorts=self._cohorts.cohort_status if self._cohorts else None,
         )
 
     def _decoding_ids(self, plan: StepPlan) -> frozenset[int]:
@@ -206,10 +210,12 @@ class EngineCore:
         speculator = self.scheduler.speculator
         if speculator is None:
             return DraftingStatus(why_none=self._why_never())
-        has_failed = self._drafting is None
+        why_none = speculator.why_none
+        if why_none and self._num_failed_drafts_in_a_row >= MAX_FAILED_DRAFTS:
+            why_none = "the draft head failed too often"
         return DraftingStatus(
             last_depths=tuple(speculator.last_depths.values()),
-            why_none="the draft head failed too often" if has_failed else speculator.why_none,
+            why_none=why_none,
             costs=speculator.policy.costs,
             num_failed=self.counters.num_failed_drafts,
         )

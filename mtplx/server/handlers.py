@@ -11,6 +11,7 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from mtplx.batching.state import SchedulerMode
 from mtplx.errors import ContextLengthError, ModelNotFoundError, RequestError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.answer import Answer, AnswerParts, make_head
@@ -22,7 +23,7 @@ from mtplx.server.context import ServerContext
 from mtplx.server.disconnect import until_disconnect
 from mtplx.server.error_bodies import MAX_ECHOED_CHARACTERS, answer_of
 from mtplx.server.generation import Generation
-from mtplx.server.protocol import GenerationRequest, check_token_ids
+from mtplx.server.protocol import UNSUPPORTED, GenerationRequest, check_token_ids
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from mtplx.server.sse import EventStreamResponse
@@ -68,6 +69,7 @@ class CompletionHandlers:
         """Answers a conversation."""
         body = await read_model(request, ChatCompletionRequest)
         check_model_name(body.model, self._context)
+        check_cohort(body.cohort, self._context)
         params = body.sampling_params(self._context.spec)
         self._context.streams.check_room(1, body.num_choices)  # before any work
         text = self._context.chat_template.render(body.template_messages())
@@ -78,6 +80,7 @@ class CompletionHandlers:
         """Continues one or more prompts."""
         body = await read_model(request, CompletionRequest)
         check_model_name(body.model, self._context)
+        check_cohort(body.cohort, self._context)
         params = body.sampling_params(self._context.spec)
         self._context.streams.check_room(len(body.prompts()), body.num_choices)  # before any work
         prompts = await self._encode_all(request, body.prompts(), _COMPLETIONS)
@@ -95,7 +98,7 @@ class CompletionHandlers:
     ) -> Response:
         watch = self._metrics.watch(endpoint.name)
         cache_salt = tenant_of(request) + (body.cache_salt or "").encode()
-        streams = self._open(prompts, params, body.num_choices, endpoint, cache_salt)
+        streams = self._open(prompts, params, body, endpoint, cache_salt)
         parts = self._parts(body, streams, params, endpoint.id_prefix)
         generation = Generation(streams, parts, endpoint.make_answer(parts), watch.on_delta)
         if body.stream:
@@ -114,13 +117,18 @@ class CompletionHandlers:
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
-        num_choices: int,
+        body: GenerationRequest,
         endpoint: _Endpoint,
         cache_salt: bytes,
     ) -> list[RequestStream]:
         try:
             return self._context.streams.open_many(
-                prompts, params, num_choices, continues=endpoint.continues, cache_salt=cache_salt
+                prompts,
+                params,
+                body.num_choices,
+                continues=endpoint.continues,
+                cache_salt=cache_salt,
+                cohort=(body.cohort or "").encode(),
             )
         except RequestError as error:
             param = endpoint.prompt_param if error.param == "prompt" else error.param
@@ -191,3 +199,14 @@ def check_model_name(name: str, context: ServerContext) -> None:
     if name != context.model_name:
         shown = name[:MAX_ECHOED_CHARACTERS]
         raise ModelNotFoundError(f"the model {shown!r} does not exist; this server has {context.model_name!r}", "model")
+
+
+def check_cohort(cohort: str | None, context: ServerContext) -> None:
+    """Raises RequestError where the mode has no cohorts, so that the field would be without effect."""
+    mode = context.streams.status().scheduler_mode
+    if cohort is not None and mode is not SchedulerMode.MTP_COHORT_EXPERIMENTAL:
+        raise RequestError(
+            f"this server runs {mode}, and only {SchedulerMode.MTP_COHORT_EXPERIMENTAL} has cohorts",
+            "cohort",
+            UNSUPPORTED,
+        )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from fastapi import Query
 from starlette.responses import JSONResponse, Response
 
+from mtplx.batching.cohorts import CohortStatus, SourceCounts
 from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.speculation import Costs
 from mtplx.errors import EngineDeadError, RequestError
@@ -15,6 +16,7 @@ from mtplx.model.spec import HeadInfo
 from mtplx.server.context import ServerContext
 from mtplx.server.handlers import check_model_name
 from mtplx.server.responses import (
+    CohortsStatus,
     DraftCosts,
     DraftHead,
     DraftStatus,
@@ -23,6 +25,7 @@ from mtplx.server.responses import (
     ModelList,
     PrefixCacheStatus,
     ProfilePage,
+    SourceStatus,
     StageRow,
     Status,
 )
@@ -100,6 +103,7 @@ class InfoHandlers:
             "draft_head": _draft_head(context.runner_info.head),
             "drafts": _draft_status(engine),
             "prefix_cache": _prefix_status(engine.prefix),
+            "cohorts": _cohorts_status(engine.cohorts) if engine.cohorts else None,
         }
 
     def profile(
@@ -172,6 +176,22 @@ def _prefix_status(prefix: PrefixStatus) -> PrefixCacheStatus:
         "num_saved_tokens": prefix.num_saved_tokens,
         "num_evictions": prefix.num_evictions,
     }
+
+
+def _cohorts_status(cohorts: CohortStatus) -> CohortsStatus:
+    return {
+        "num_cohorts": cohorts.num_cohorts,
+        "num_members": cohorts.num_members,
+        "num_saved_tokens": cohorts.num_saved_tokens,
+        "num_indexes": cohorts.num_indexes,
+        "index_bytes": cohorts.index_bytes,
+        "head": _source_status(cohorts.head),
+        "index": _source_status(cohorts.index),
+    }
+
+
+def _source_status(counts: SourceCounts) -> SourceStatus:
+    return {"num_draft_tokens": counts.num_draft_tokens, "num_accepted_tokens": counts.num_accepted_tokens}
 
 
 def _costs_ms(costs: Costs) -> DraftCosts:

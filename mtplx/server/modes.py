@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from mtplx.batching.blocks import BlockAllocator
+from mtplx.batching.cohorts import Cohorts
 from mtplx.batching.depth import AdaptiveDepth, DepthPolicy, FixedDepth
 from mtplx.batching.drafting import Speculator
 from mtplx.batching.prefix import PrefixCache
 from mtplx.batching.scheduler import Scheduler
 from mtplx.batching.sequences import SequenceTable
+from mtplx.batching.shared_drafts import SharedSpeculator
 from mtplx.batching.speculation import MAX_DEPTH, Costs
 from mtplx.batching.state import SchedulerMode
 from mtplx.config import AUTO, Settings
 from mtplx.errors import ConfigError
 from mtplx.server.ar_batch import ArBatch
+from mtplx.server.cohort import MtpCohort
 from mtplx.server.cooperative import Cooperative
 from mtplx.server.hyper import Hyper
 from mtplx.server.mtp_batch import MtpBatch
@@ -22,7 +27,9 @@ DEFAULT_DECODE_BATCH_MAX = 16
 
 _NEEDS_HEAD = frozenset({SchedulerMode.MTP_BATCH, SchedulerMode.HYPER})
 _NO_HEAD = "it needs a draft head, and there is none: name a file with --draft-head, or make one with mtplx train-head"
-_COHORTS_MISSING = "cohorts are still to come"
+_NEEDS_OPT_IN = (
+    "it is an experiment, which --experimental-mtp-cohorts or MTPLX_EXPERIMENTAL_MTP_COHORTS=1 at its start opens"
+)
 
 
 def resolve_mode(settings: Settings, *, max_draft_depth: int = 0) -> SchedulerMode:
@@ -33,10 +40,10 @@ def resolve_mode(settings: Settings, *, max_draft_depth: int = 0) -> SchedulerMo
     """
     default = SchedulerMode.MTP_BATCH if max_draft_depth else SchedulerMode.AR_BATCH
     mode = settings.scheduler_mode or default
-    if mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL:
-        raise _not_available(mode, _COHORTS_MISSING, max_draft_depth)
+    if mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL and not settings.experimental_mtp_cohorts:
+        raise _not_available(mode, _NEEDS_OPT_IN, settings, max_draft_depth)
     if mode in _NEEDS_HEAD and not max_draft_depth:
-        raise _not_available(mode, _NO_HEAD, max_draft_depth)
+        raise _not_available(mode, _NO_HEAD, settings, max_draft_depth)
     if mode is SchedulerMode.HYPER and settings.decode_batch_max not in (None, 1):
         raise ConfigError(
             f"--decode-batch-max {settings.decode_batch_max} contradicts --scheduler-mode hyper, whose width is 1",
@@ -48,7 +55,8 @@ def resolve_mode(settings: Settings, *, max_draft_depth: int = 0) -> SchedulerMo
 
 def resolve_depth(settings: Settings, mode: SchedulerMode, *, max_draft_depth: int) -> int | None:
     """The fixed draft depth of a mode that `resolve_mode` has passed; None leaves it to acceptance and cost."""
-    if mode is SchedulerMode.AR_BATCH or not max_draft_depth:
+    can_draft = max_draft_depth > 0 or mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL
+    if mode is SchedulerMode.AR_BATCH or not can_draft:
         return 0
     if settings.draft_depth == AUTO:
         return 0 if mode is SchedulerMode.SERIAL else None
@@ -73,8 +81,8 @@ def make_speculator(
 def decode_width(mode: SchedulerMode, decode_batch_max: int | None, prefill_chunk_tokens: int) -> int:
     """The most sequences that the mode runs at once.
 
-    `decode_batch_max` None is 16 for ar_batch and mtp_batch and the step's token budget for cooperative; the width of
-    serial and hyper is 1, which is within any maximum.
+    `decode_batch_max` None is 16 for those that batch, and for cooperative the step's token budget; the width of serial
+    and hyper is 1, which is within any maximum.
     """
     if mode in (SchedulerMode.SERIAL, SchedulerMode.HYPER):
         return 1
@@ -90,10 +98,12 @@ def make_scheduler(
     prefill_chunk_tokens: int,
     speculator: Speculator | None = None,
     prefix_salt: bytes | None = None,
+    template_ids: Seq[int] = (),
 ) -> Scheduler:
     """A scheduler of that mode, as wide as `decode_width` says, over an empty table.
 
-    `prefix_salt` names the model for a prefix cache; without it nothing is shared.
+    `prefix_salt` names the model for a prefix cache; without it nothing is computed once for several. `template_ids` is
+    what the chat template writes before every first message: having it in common makes no cohort.
     """
     prefix = PrefixCache(blocks, prefix_salt or b"", is_on=prefix_salt is not None)
     table = SequenceTable(blocks, prefix)
@@ -110,11 +120,18 @@ def make_scheduler(
         return MtpBatch(table, max_running=max_running, prefill_chunk_tokens=chunk, speculator=speculator)
     if mode is SchedulerMode.HYPER:
         return Hyper(table, prefill_chunk_tokens=chunk, speculator=speculator)
-    raise AssertionError(f"{mode} passed resolve_mode")
+    cohorts = Cohorts(template_ids)
+    shared = None
+    if speculator:
+        policy, max_depth = speculator.policy, speculator.max_depth
+        shared = SharedSpeculator(policy, cohorts, prefill_chunk_tokens=chunk, max_depth=max_depth)
+    return MtpCohort(table, max_running=max_running, prefill_chunk_tokens=chunk, cohorts=cohorts, speculator=shared)
 
 
-def _not_available(mode: SchedulerMode, why: str, max_draft_depth: int) -> ConfigError:
-    missing = {SchedulerMode.MTP_COHORT_EXPERIMENTAL, *(() if max_draft_depth else _NEEDS_HEAD)}
+def _not_available(mode: SchedulerMode, why: str, settings: Settings, max_draft_depth: int) -> ConfigError:
+    missing = set() if max_draft_depth else set(_NEEDS_HEAD)
+    if not settings.experimental_mtp_cohorts:
+        missing.add(SchedulerMode.MTP_COHORT_EXPERIMENTAL)
     there = ", ".join(known for known in SchedulerMode if known not in missing)
     return ConfigError(f"--scheduler-mode {mode} is not available: {why}; choose one of {there}", "--scheduler-mode")
 
@@ -125,6 +142,8 @@ def _check_depth(settings: Settings, mode: SchedulerMode, max_draft_depth: int) 
         return
     if settings.scheduler_mode is SchedulerMode.AR_BATCH:
         why = "ar_batch never drafts"
+    elif mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL:
+        return  # the head guesses what it can, and the cohort's texts have no limit of their own
     elif not max_draft_depth:
         why = "there is no draft head: name a file with --draft-head, or make one with mtplx train-head"
     elif depth > max_draft_depth:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from mtplx.batching.budget import share_out, split_phases
+from mtplx.batching.budget import Phases, Share, share_out, split_phases
 from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
@@ -39,8 +39,16 @@ class MtpBatch:
         self.table.secure_next_tokens()
         self.table.admit(self.max_running)
         phases = split_phases(self.table.running)
-        shares = share_out(phases.prefilling, self._chunk_tokens)
-        if self.speculator and head:
+        return self._plan(phases, share_out(phases.prefilling, self._chunk_tokens), head)
+
+    def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
+        if self.speculator:
+            self.speculator.commit(plan, outcomes, self.table)
+        return self.table.commit(plan, outcomes)
+
+    def _plan(self, phases: Phases, shares: Seq[Share], head: DraftHead | None) -> StepPlan:
+        """Drafts for all that decode, then their rows and the shares' chunks."""
+        if self.speculator:
             self.speculator.draft(
                 self.table,
                 head,
@@ -51,8 +59,3 @@ class MtpBatch:
         rows = [self.table.row(sequence, 1 + len(sequence.draft_ids)) for sequence in phases.decoding]
         rows += [self.table.row(share.sequence, share.num_tokens) for share in shares]
         return StepPlan(tuple(rows))
-
-    def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
-        if self.speculator:
-            self.speculator.commit(plan, outcomes, self.table)
-        return self.table.commit(plan, outcomes)

@@ -30,6 +30,7 @@ from mtplx.sampling_params import MAX_DRAFT_DEPTH, MAX_SEED, MAX_STOP_STRINGS, R
 MAX_CHOICES = 128
 MAX_BIASED_TOKENS = 1024
 MAX_SALT_CHARACTERS = 256
+MAX_COHORT_CHARACTERS = 256
 UNSUPPORTED = "unsupported_parameter"
 INVALID = "invalid_value"
 
@@ -172,6 +173,12 @@ class GenerationRequest(StrictModel):
         min_length=1,
         max_length=MAX_SALT_CHARACTERS,
         description="shares the computation of equal prompts only with requests of the same API key and salt",
+    )
+    cohort: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_COHORT_CHARACTERS,
+        description="shares drafts with requests of the same key, salt and cohort; 400 where the mode has no cohorts",
     )
     return_token_ids: bool | None = Field(None, description="token ids of prompt and choices in the answer")
 

@@ -197,6 +197,25 @@ class PrefixCacheStatus(TypedDict):
     num_evictions: int  # blocks whose place was needed
 
 
+class SourceStatus(TypedDict):
+    """Drafts of one source that were verified since the start."""
+
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+class CohortsStatus(TypedDict):
+    """Cohorts of two or more requests, past ones counted, and what they have brought since the start."""
+
+    num_cohorts: int  # that have a member now
+    num_members: int  # in those
+    num_saved_tokens: int  # that members took over computed
+    num_indexes: int  # all there are, also of cohorts of one and of those that wait for new members
+    index_bytes: int
+    head: SourceStatus
+    index: SourceStatus
+
+
 class DraftHead(TypedDict):
     """What guesses drafts; the acceptance is the stored one, greedy and conditional, by depth."""
 
@@ -242,6 +261,7 @@ class Status(TypedDict):
     draft_head: DraftHead | None
     drafts: DraftStatus
     prefix_cache: PrefixCacheStatus
+    cohorts: CohortsStatus | None  # null where the mode has none
 
 
 class StageRow(TypedDict):

@@ -208,10 +208,12 @@ class Streams:
         *,
         continues: bool = False,
         cache_salt: bytes = b"",
+        cohort: bytes = b"",
     ) -> list[RequestStream]:
         """Admits several requests with one seed, all or none; raises as `open` does.
 
-        They share the computation of equal beginnings with requests of the same `cache_salt`, and with no other.
+        They share the computation of equal beginnings with requests of the same `cache_salt`, and with no other. Of
+        these they share drafts with the `cohort`, where the mode has cohorts.
         """
         self._check_open()
         all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
@@ -219,7 +221,7 @@ class Streams:
         if params.seed is None:
             params = replace(params, seed=secrets.randbelow(2**53))
         return [
-            self._start(tuple(prompt), params, n, stops, continues=continues, cache_salt=cache_salt)
+            self._start(tuple(prompt), params, n, stops, continues=continues, cache_salt=cache_salt, cohort=cohort)
             for prompt, stops in zip(prompts, all_stops, strict=True)
         ]
 
@@ -265,6 +267,7 @@ class Streams:
         *,
         continues: bool,
         cache_salt: bytes,
+        cohort: bytes,
     ) -> RequestStream:
         assert params.seed is not None, "drawn at admission"
         seq_ids = [next(self._seq_ids) for _ in range(n)]
@@ -273,7 +276,7 @@ class Streams:
             text = ChoiceText(choice, self._tokenizer, params, stops.stop_ids, continues=continues)
             self._live[seq_id] = _Live(stream, text)  # registered before it is submitted
         for choice, seq_id in enumerate(seq_ids):
-            self._send(Submit(seq_id, prompt_ids, params, params.seed, choice, stops, cache_salt))
+            self._send(Submit(seq_id, prompt_ids, params, params.seed, choice, stops, cache_salt, cohort=cohort))
         return stream
 
     def _cancel(self, seq_ids: Sequence[int]) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mtplx.batching.cohorts import CohortStatus
 from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.speculation import Costs
 from mtplx.batching.state import FinishReason, SchedulerMode, StepPlan
@@ -79,6 +80,7 @@ class EngineStatus:
     drafts: DraftCounts = field(default_factory=lambda: DraftCounts())
     drafting: DraftingStatus = field(default_factory=lambda: DraftingStatus())
     prefix: PrefixStatus = field(default_factory=lambda: PrefixStatus(is_on=False))
+    cohorts: CohortStatus | None = None  # None where the mode has none
 
 
 @dataclass(slots=True)

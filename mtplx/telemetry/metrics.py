@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from mtplx.batching.cohorts import CohortStatus
 from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.state import FinishReason
 from mtplx.telemetry.counters import DraftCounts, EngineStatus
@@ -132,6 +133,7 @@ class _EngineCollector(Collector):
         yield from _counters(status)
         yield from _draft_counters(status.drafts)
         yield from _prefix_counters(status.prefix)
+        yield from _cohort_counters(status.cohorts) if status.cohorts else ()
         finished = CounterMetricFamily("mtplx_sequences_finished", "Sequences that ended, by reason", labels=["reason"])
         for reason, count in sorted(status.num_finished.items()):
             finished.add_metric([str(reason)], count)
@@ -177,6 +179,23 @@ def _prefix_counters(prefix: PrefixStatus) -> Iterator[Metric]:
         ("vllm:prefix_cache_hits", "Tokens that weren't computed", prefix.num_saved_tokens),
     ):
         yield CounterMetricFamily(name, text, value)
+
+
+def _cohort_counters(cohorts: CohortStatus) -> Iterator[Metric]:
+    for name, text, value in (
+        ("mtplx_cohorts", "Cohorts of two or more requests that have a member", cohorts.num_cohorts),
+        ("mtplx_cohort_members", "Sequences in those", cohorts.num_members),
+        ("mtplx_cohort_index_bytes", "Memory of the indexes that drafts are taken from", cohorts.index_bytes),
+    ):
+        yield GaugeMetricFamily(name, text, value)
+    saved = "Tokens that members of cohorts took over computed"
+    yield CounterMetricFamily("mtplx_cohort_saved_tokens", saved, cohorts.num_saved_tokens)
+    drafted = CounterMetricFamily("mtplx_draft_tokens_by_source", "Tokens drafted, by source", labels=["source"])
+    accepted = CounterMetricFamily("mtplx_accepted_tokens_by_source", "Of them accepted", labels=["source"])
+    for source, counts in (("head", cohorts.head), ("index", cohorts.index)):
+        drafted.add_metric([source], counts.num_draft_tokens)
+        accepted.add_metric([source], counts.num_accepted_tokens)
+    yield from (drafted, accepted)
 
 
 def _draft_counters(counts: DraftCounts) -> Iterator[Metric]:

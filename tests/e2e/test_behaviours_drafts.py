@@ -14,7 +14,7 @@ import pytest
 from mtplx.batching.state import StepPlan
 from tests.e2e.test_behaviours_load import Gate, eventually
 from tests.fakes import EOS, FakeDraftingRunner, FakeRunner, History
-from tests.live import DRAFTING_MODES, MODEL, LiveServer, live_server
+from tests.live import COHORT, DRAFTING_MODES, MODEL, LiveServer, live_server
 
 PROMPTS = ["a", "of three", "a prompt of some words", "x" * 37, "12345", "the quick brown fox", "y" * 64, "zz " * 30]
 RIGHT, WRONG, OFTEN = 1.0, 0.0, 0.6  # how often the head is right
@@ -103,6 +103,8 @@ def test_b16_b17_b19_b29_b31_answers_do_not_depend_on_drafts(
     assert answers == oracle
     is_drafting = depth != 0 and (mode, depth) != ("serial", "auto")
     assert (drafts["num_drafts"] > 0) == is_drafting
+    if mode == COHORT:
+        return  # what its texts guess has a luck of its own
     if p_right == WRONG:
         assert drafts["num_accepted_tokens"] == 0
     if p_right == RIGHT:

@@ -19,7 +19,7 @@ from tests.fakes import FakeRunner, saying
 from tests.live import MODEL, MODES, LiveServer, live_server
 
 DEADLINE_S = 20.0
-WIDTH_2 = {"serial": 1, "cooperative": 2, "ar_batch": 2}
+WIDTH_2 = dict.fromkeys(MODES, 2) | {"serial": 1}
 
 
 class Gate:

@@ -18,7 +18,8 @@ from mtplx.server.engine import MAX_FAILED_DRAFTS, Cancel, EngineCore, Submit
 from mtplx.server.modes import make_scheduler, make_speculator
 from tests.fakes import EOS, FakeDraftingRunner, FakeRunner, flat_costs, saying
 
-MODES = (SchedulerMode.SERIAL, SchedulerMode.COOPERATIVE, SchedulerMode.MTP_BATCH, SchedulerMode.HYPER)
+COHORT = SchedulerMode.MTP_COHORT_EXPERIMENTAL
+MODES = tuple(mode for mode in SchedulerMode if mode is not SchedulerMode.AR_BATCH)
 DEPTHS = (0, 1, 2, 4, 8, None)  # None is auto
 HEADS = {"right": 1.0, "wrong": 0.0, "often right": 0.6}
 Answer = tuple[tuple[int, ...], tuple[TokenLogprobs, ...], FinishReason]
@@ -110,13 +111,15 @@ def test_answers_are_the_oracles(mode: SchedulerMode, depth: int | None, head: s
         assert play(core, load(), concurrency=concurrency, seed=chunk) == oracle
         counts = core.counters.drafts
         assert (counts.num_drafts > 0) == (depth != 0)
+        if mode is COHORT:
+            continue  # what its texts guess has a luck of its own
         if head == "right" and counts.num_draft_tokens:
             assert counts.num_accepted_tokens == counts.num_draft_tokens
         if head == "wrong":
             assert counts.num_accepted_tokens == 0
 
 
-@pytest.mark.parametrize("mode", [SchedulerMode.COOPERATIVE, SchedulerMode.MTP_BATCH])
+@pytest.mark.parametrize("mode", [SchedulerMode.COOPERATIVE, SchedulerMode.MTP_BATCH, COHORT])
 @pytest.mark.parametrize("depth", [4, None])
 def test_preemption_changes_no_answer_and_drafts_cause_none_of_it(
     mode: SchedulerMode, depth: int | None, oracle: dict[int, Answer]

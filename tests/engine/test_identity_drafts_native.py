@@ -17,6 +17,7 @@ import torch
 from benchmarks.engines import AUTO, WrappedRunner, open_model, submit_of
 from benchmarks.identity import (
     AR_BATCH,
+    COHORT,
     COOPERATIVE,
     HYPER,
     MTP_BATCH,
@@ -62,6 +63,8 @@ REAL_CELLS = (
     Cell(MTP_BATCH, 4, 8, 16),
     Cell(MTP_BATCH, 8, 2, 512),
     Cell(MTP_BATCH, AUTO, 16, 64),
+    Cell(COHORT, 4, 8, 16),
+    Cell(COHORT, AUTO, 16, 64),
 )
 
 

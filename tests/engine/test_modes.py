@@ -17,7 +17,16 @@ from mtplx.server.hyper import Hyper
 from mtplx.server.modes import make_scheduler
 from mtplx.server.mtp_batch import MtpBatch
 from mtplx.server.serial import Serial
-from tests.simulator import VOCAB_SIZE, SimRequest, Simulator, StepCost, make_speculator, make_table, mixed_drafts
+from tests.simulator import (
+    VOCAB_SIZE,
+    SimRequest,
+    Simulator,
+    StepCost,
+    make_cohort_mode,
+    make_speculator,
+    make_table,
+    mixed_drafts,
+)
 
 CHUNK = 16
 WIDTH = 4
@@ -29,10 +38,11 @@ BUILDS: dict[SchedulerMode, Build] = {
     SchedulerMode.COOPERATIVE: lambda table: Cooperative(table, max_running=WIDTH, prefill_chunk_tokens=CHUNK),
     SchedulerMode.AR_BATCH: lambda table: ArBatch(table, max_running=WIDTH, prefill_chunk_tokens=CHUNK),
     SchedulerMode.MTP_BATCH: lambda table: MtpBatch(table, max_running=WIDTH, prefill_chunk_tokens=CHUNK),
+    SchedulerMode.MTP_COHORT_EXPERIMENTAL: lambda table: make_cohort_mode(table, WIDTH, CHUNK, depth=0),
     SchedulerMode.HYPER: lambda table: Hyper(table, prefill_chunk_tokens=CHUNK),
 }
 ALONE = (SchedulerMode.SERIAL, SchedulerMode.HYPER)
-SHARING = [SchedulerMode.COOPERATIVE, SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH]
+SHARING = [mode for mode in BUILDS if mode not in ALONE]
 
 MIXED_LOAD = [
     SimRequest(

@@ -22,6 +22,7 @@ from tests.simulator import (
     Drafter,
     SimRequest,
     Simulator,
+    make_cohort_mode,
     make_speculator,
     make_table,
     mixed_drafts,
@@ -38,6 +39,7 @@ BUILDS: dict[str, Callable[[SequenceTable, int, int], Scheduler]] = {
     "mtp_batch": lambda table, width, chunk: MtpBatch(
         table, max_running=width, prefill_chunk_tokens=chunk, speculator=make_speculator()
     ),
+    "mtp_cohort_experimental": make_cohort_mode,
     "hyper": lambda table, width, chunk: Hyper(table, prefill_chunk_tokens=chunk, speculator=make_speculator()),
 }
 DRAFTERS: dict[str, Drafter | None] = {

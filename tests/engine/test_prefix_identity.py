@@ -26,7 +26,7 @@ from tests.native_models import load_native, random_ids, write_native_model
 from tests.tiny_heads import load_tiny_runner, write_tiny_mtp_model, write_whispering_model
 from tests.tiny_models import VOCAB_SIZE, write_tiny_model
 
-MODES = tuple(mode for mode in SchedulerMode if mode is not SchedulerMode.MTP_COHORT_EXPERIMENTAL)
+MODES = tuple(SchedulerMode)
 SALT = b"the model"
 
 
@@ -83,7 +83,7 @@ def test_answers_are_the_oracles(mode: SchedulerMode, depth: int | None, oracle:
         )
 
 
-@pytest.mark.parametrize("mode", [SchedulerMode.COOPERATIVE, SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in (SchedulerMode.SERIAL, SchedulerMode.HYPER)])
 @pytest.mark.parametrize("num_blocks", [23, 25])
 def test_preemption_comes_back_through_the_cache_and_changes_no_answer(
     mode: SchedulerMode, num_blocks: int, oracle: dict[int, Answer]

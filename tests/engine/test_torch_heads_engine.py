@@ -68,6 +68,7 @@ def load() -> list[Submit]:
         (SchedulerMode.MTP_BATCH, 1, 8, 16),
         (SchedulerMode.MTP_BATCH, 4, 3, 64),
         (SchedulerMode.MTP_BATCH, None, 5, 16),
+        (SchedulerMode.MTP_COHORT_EXPERIMENTAL, 4, 5, 16),
     ],
 )
 def test_answers_are_those_without_a_head(

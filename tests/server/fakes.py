@@ -99,6 +99,7 @@ class Opened:
     params: SamplingParams
     n: int
     cache_salt: bytes
+    cohort: bytes
 
 
 @dataclass(slots=True)
@@ -126,10 +127,11 @@ class FakeStreams:
         *,
         continues: bool = False,
         cache_salt: bytes = b"",
+        cohort: bytes = b"",
     ) -> list[FakeStream]:
         if self.refusal is not None:
             raise self.refusal
-        self.opened.append(Opened([tuple(prompt) for prompt in prompts], params, n, cache_salt))
+        self.opened.append(Opened([tuple(prompt) for prompt in prompts], params, n, cache_salt, cohort))
         seed = 77 if params.seed is None else params.seed
         streams = [
             FakeStream(tuple(prompt), seed, list(self.script(number, params, n)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mtplx.batching.cohorts import CohortStatus, SourceCounts
 from mtplx.batching.speculation import Costs, CostTable, DraftCost
 from mtplx.errors import OverloadedError
 from mtplx.telemetry.counters import DraftingStatus
@@ -110,7 +111,34 @@ def test_status_says_what_the_engine_did(tmp_path: Path) -> None:
             "num_saved_tokens": 48,
             "num_evictions": 1,
         },
+        "cohorts": None,
     }
+
+
+def test_cohorts_are_shown_where_the_mode_has_them(tmp_path: Path) -> None:
+    cohorts = CohortStatus(1, 3, 96, 2, 4096, SourceCounts(20, 9), SourceCounts(40, 38))
+    server = fake_server(tmp_path, FakeStreams(engine=engine_status(cohorts=cohorts)))
+    assert ask(server, "GET", "/v1/status").json()["cohorts"] == {
+        "num_cohorts": 1,
+        "num_members": 3,
+        "num_saved_tokens": 96,
+        "num_indexes": 2,
+        "index_bytes": 4096,
+        "head": {"num_draft_tokens": 20, "num_accepted_tokens": 9},
+        "index": {"num_draft_tokens": 40, "num_accepted_tokens": 38},
+    }
+    found = samples(server)
+    assert {
+        ("mtplx_cohorts", ()): 1,
+        ("mtplx_cohort_members", ()): 3,
+        ("mtplx_cohort_index_bytes", ()): 4096,
+        ("mtplx_cohort_saved_tokens_total", ()): 96,
+        ("mtplx_draft_tokens_by_source_total", ("head",)): 20,
+        ("mtplx_draft_tokens_by_source_total", ("index",)): 40,
+        ("mtplx_accepted_tokens_by_source_total", ("head",)): 9,
+        ("mtplx_accepted_tokens_by_source_total", ("index",)): 38,
+    }.items() <= found.items()
+    assert not any(name.startswith("mtplx_cohort") for name, _ in samples(fake_server(tmp_path)))
 
 
 @pytest.mark.parametrize(("is_cached", "source"), [(True, "cached"), (False, "measured")])

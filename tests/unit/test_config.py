@@ -79,6 +79,10 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "max_queue": plain("max_queue", 0, 7),
     "prefill_chunk_tokens": plain("prefill_chunk_tokens", 16, 128),
     "prefix_cache": plain("prefix_cache", "off", "on"),
+    "experimental_mtp_cohorts": (
+        Sample(("--experimental-mtp-cohorts",), "1", "true", True),
+        Sample(("--no-experimental-mtp-cohorts",), "0", "false", False),
+    ),
     "draft_head": plain("draft_head", "none", "heads/a.safetensors"),
     "draft_depth": plain("draft_depth", 1, 8),
     "drain_timeout_s": plain("drain_timeout_s", 0.5, 60.0),

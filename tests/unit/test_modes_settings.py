@@ -9,11 +9,13 @@ import pytest
 from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.depth import AdaptiveDepth, FixedDepth
 from mtplx.batching.state import SchedulerMode
-from mtplx.config import Settings
+from mtplx.config import Settings, load_settings
 from mtplx.errors import ConfigError
 from mtplx.server.assemble import build_core
 from mtplx.server.modes import make_scheduler, make_speculator, resolve_depth, resolve_mode
 from tests.fakes import FakeDraftingRunner, FakeRunner, flat_costs
+
+COHORT = SchedulerMode.MTP_COHORT_EXPERIMENTAL
 
 
 def settings(**given: Any) -> Settings:
@@ -41,9 +43,34 @@ def test_without_a_head_the_drafting_modes_say_what_is_missing(mode: str) -> Non
     assert str(error).count("hyper") == (mode == "hyper")
 
 
-def test_cohorts_are_refused_with_a_head_too_and_what_there_is_is_named() -> None:
-    error = str(refusal(8, scheduler_mode="mtp_cohort_experimental"))
-    assert "serial, cooperative, ar_batch, mtp_batch, hyper" in error
+@pytest.mark.parametrize("max_draft_depth", [0, 8])
+def test_cohorts_are_refused_unless_they_are_opened_and_the_sentence_says_how(max_draft_depth: int) -> None:
+    error = refusal(max_draft_depth, scheduler_mode="mtp_cohort_experimental")
+    assert error.parameter == "--scheduler-mode"
+    assert "--experimental-mtp-cohorts" in str(error)
+    assert "MTPLX_EXPERIMENTAL_MTP_COHORTS=1" in str(error)
+    there = "serial, cooperative, ar_batch, mtp_batch, hyper" if max_draft_depth else "serial, cooperative, ar_batch"
+    assert str(error).endswith(f"choose one of {there}")
+
+
+@pytest.mark.parametrize("max_draft_depth", [0, 8])
+def test_cohorts_that_are_opened_run_with_and_without_a_head(max_draft_depth: int) -> None:
+    given = settings(scheduler_mode="mtp_cohort_experimental", experimental_mtp_cohorts=True, draft_depth=8)
+    assert resolve_mode(given, max_draft_depth=max_draft_depth) is COHORT
+    assert resolve_depth(given, COHORT, max_draft_depth=max_draft_depth) == 8
+
+
+def test_other_modes_are_what_they_were_when_cohorts_are_opened() -> None:
+    assert resolve_mode(settings(experimental_mtp_cohorts=True), max_draft_depth=8) is SchedulerMode.MTP_BATCH
+    error = refusal(0, scheduler_mode="hyper", experimental_mtp_cohorts=True)
+    assert str(error).endswith("choose one of serial, cooperative, ar_batch, mtp_cohort_experimental")
+
+
+@pytest.mark.parametrize(("variable", "is_open"), [("1", True), ("0", False), (None, False)])
+def test_the_variable_opens_cohorts(monkeypatch: pytest.MonkeyPatch, variable: str | None, is_open: bool) -> None:
+    if variable is not None:
+        monkeypatch.setenv("MTPLX_EXPERIMENTAL_MTP_COHORTS", variable)
+    assert load_settings({}).experimental_mtp_cohorts is is_open
 
 
 @pytest.mark.parametrize(
@@ -79,6 +106,9 @@ def test_hyper_refuses_a_width() -> None:
         ("mtp_batch", 0, 8, 0),
         ("hyper", "auto", 8, None),
         ("hyper", 8, 8, 8),
+        ("mtp_cohort_experimental", "auto", 8, None),
+        ("mtp_cohort_experimental", "auto", 0, None),
+        ("mtp_cohort_experimental", 0, 8, 0),
     ],
 )
 def test_auto_is_none_in_serial_and_adaptive_elsewhere(
@@ -119,6 +149,14 @@ class TestBuildCore:
         assert build_core(settings(), FakeRunner()).scheduler.mode is SchedulerMode.AR_BATCH
         with pytest.raises(ConfigError, match="needs a draft head"):
             build_core(settings(scheduler_mode="hyper"), FakeRunner())
+
+    def test_cohorts_without_a_head_draft_by_costs_of_steps(self) -> None:
+        given = settings(scheduler_mode=COHORT, experimental_mtp_cohorts=True, prefill_chunk_tokens=16)
+        core = build_core(given, FakeRunner())
+        costs = core.status().drafting.costs
+        assert core.scheduler.mode is COHORT
+        assert costs is not None
+        assert costs.step.of(8) > 0 == costs.draft.of(8, 8)
 
     def test_a_head_that_guesses_two_is_never_asked_for_more(self) -> None:
         runner = FakeDraftingRunner()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -52,6 +53,26 @@ def test_no_other_depths_promise_more(row_survivals: Survivals, costs: Costs, nu
     best = max(rate_of(vector, row_survivals, costs, num_other) for vector in vectors)
     assert rate_of(chosen, row_survivals, costs, num_other) == pytest.approx(best, rel=1e-9)
     assert all(depth <= len(survival) for depth, survival in zip(chosen, row_survivals, strict=True))
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows(), tables(), st.integers(0, 6), st.data())
+def test_drafts_that_are_made_cost_their_place_alone(
+    row_survivals: Survivals, costs: Costs, num_other: int, data: st.DataObject
+) -> None:
+    """Exhaustive again: the levels that are paid are those of the rows whose drafts the head would make."""
+    costs = replace(costs, draft=replace(costs.draft, per_token_s=0.0))
+    are_made = data.draw(st.lists(st.booleans(), min_size=len(row_survivals), max_size=len(row_survivals)))
+
+    def rate(depths: Sequence[int]) -> float:
+        pairs = zip(depths, row_survivals, strict=True)
+        emitted = len(depths) + sum(sum(survival[:depth]) for depth, survival in pairs)
+        levels = max((depth for depth, is_made in zip(depths, are_made, strict=True) if not is_made), default=0)
+        return emitted / (costs.step.of(len(depths) + num_other + sum(depths)) + costs.draft.of(levels, 0))
+
+    chosen = choose_depths(row_survivals, costs, num_other, are_made)
+    vectors = itertools.product(*(range(len(survival) + 1) for survival in row_survivals))
+    assert rate(chosen) == pytest.approx(max(map(rate, vectors)), rel=1e-9)
 
 
 @settings(max_examples=200, deadline=None)

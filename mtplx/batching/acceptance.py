@@ -1,0 +1,50 @@
+"""What is believed of drafts before they are made: running acceptance by whoever they are of, with a common prior."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from mtplx.batching.speculation import Acceptance, priors, survivals
+
+_KEEP_OWN = 0.98  # one's own acceptance is forgotten over some fifty verified rows,
+_KEEP_COMMON = 0.995  # that of all over two hundred,
+_KEEP_IDLE = 0.995  # what is known of a depth that isn't used, over two hundred steps,
+_KEEP_COMMON_IDLE = 0.999  # and what all know of it, over a thousand rows
+
+K = TypeVar("K")
+
+
+class AcceptanceBook(Generic[K]):
+    """Acceptance of the drafts of one source, by key (such as a sequence's id) and over all keys."""
+
+    def __init__(self) -> None:
+        self._common = Acceptance()
+        self._own: dict[K, Acceptance] = {}
+        self._priors: list[float] | None = None  # of the common acceptance; None when that has changed
+
+    def survivals(self, key: K, limit: int) -> list[float]:
+        """For each of the first `limit` drafts the probability that it and all before it are accepted."""
+        if self._priors is None:
+            self._priors = priors(self._common)
+        return survivals(self._own.get(key, _NOTHING_SEEN), self._priors, limit)
+
+    def verified(self, key: K, num_drafts: int, num_accepted: int) -> None:
+        self._own[key] = self._own.get(key, _NOTHING_SEEN).after(num_drafts, num_accepted, keep=_KEEP_OWN)
+        self._common = self._common.after(num_drafts, num_accepted, keep=_KEEP_COMMON)
+        self._priors = None
+
+    def fade(self, key: K, depth: int) -> None:
+        """Says that drafts from `depth` on could have been made and weren't: bad luck must not last."""
+        if key in self._own:
+            self._own[key] = self._own[key].faded(depth, keep=_KEEP_IDLE)
+
+    def fade_common(self, depth: int) -> None:
+        """The same of all keys together: without it what looks bad to everybody is never tried again."""
+        self._common = self._common.faded(depth, keep=_KEEP_COMMON_IDLE)
+        self._priors = None
+
+    def forget(self, key: K) -> None:
+        self._own.pop(key, None)
+
+
+_NOTHING_SEEN = Acceptance()

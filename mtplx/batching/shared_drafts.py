@@ -1,0 +1,148 @@
+"""Drafts from two sources, row by row: a cohort's texts and the draft head; the longer expected run wins.
+
+    index      t t t t t t      a run of its texts: costs nothing to make
+    head       h h h            levels that the head computes
+    both       h t t t t        the head's beginning, and the run that goes on behind it
+
+How far each row goes is one choice over all of them, by one table of costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from mtplx.batching.cohorts import Cohorts
+from mtplx.batching.depth import DepthPolicy, DraftRow
+from mtplx.batching.drafting import DraftHead, Speculator, most_useful, num_unprimed
+from mtplx.batching.sequences import SequenceTable
+from mtplx.batching.speculation import MAX_DEPTH
+from mtplx.batching.state import Sequence
+from mtplx.batching.suffix_index import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses for one row: `num_head` from the head, then those of `run`, with what is believed of each."""
+
+    token_ids: tuple[int, ...] = ()
+    survivals: tuple[float, ...] = ()
+    num_head: int = 0
+    run: Run | None = None
+
+    @property
+    def expected(self) -> float:
+        """How many of them will be accepted, as is believed."""
+        return sum(self.survivals)
+
+
+class SharedSpeculator(Speculator):
+    """Asks the index of each row's cohort first, then the head for those rows that it has more to say of.
+
+    `max_depth` is the most that the head guesses; where there is none the index drafts alone.
+    """
+
+    def __init__(
+        self, policy: DepthPolicy, cohorts: Cohorts, *, prefill_chunk_tokens: int, max_depth: int = MAX_DEPTH
+    ) -> None:
+        super().__init__(policy, prefill_chunk_tokens=prefill_chunk_tokens, max_depth=max_depth)
+        self._cohorts = cohorts
+        self._drafts: dict[int, Draft] = {}  # of the step in progress, by sequence
+
+    def draft(
+        self,
+        table: SequenceTable,
+        head: DraftHead | None,
+        decoding: Seq[Sequence],
+        prefilling: Seq[Sequence] = (),
+        *,
+        num_prefill_tokens: int = 0,
+        max_drafts: int | None = None,
+    ) -> None:
+        """As `Speculator.draft`, with drafts also where there is no head. All who run must be members of cohorts."""
+        self._forget_gone(table)
+        self._why_not = None
+        offers = [self._offer(sequence, has_head=head is not None) for sequence in decoding]
+        rows = [self._row(sequence, offer, head) for sequence, offer in zip(decoding, offers, strict=True)]
+        depths = self.policy.choose(rows, num_prefill_tokens)
+        asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
+        if head is not None:
+            self._ask(table, head, decoding, asked, prefilling, max_drafts)
+        elif not any(row.made for row in rows):
+            self._why_not = "no text of a cohort goes on from here, and there is no draft head"
+        drafts = [
+            offer if row.made else self._grown(sequence)
+            for sequence, offer, row in zip(decoding, offers, rows, strict=True)
+        ]
+        depths = [min(depth, len(draft.token_ids)) for depth, draft in zip(depths, drafts, strict=True)]
+        if any(draft.num_head and draft.run for draft in drafts):
+            depths = self.policy.lengthen([draft.survivals for draft in drafts], depths, num_prefill_tokens)
+        self._propose(table, decoding, drafts, depths, max_drafts)
+
+    def _offer(self, sequence: Sequence, *, has_head: bool) -> Draft:
+        """The cohort's own run, unless the head's is expected to be longer; nothing if there is none."""
+        limit = min(most_useful(sequence), self.policy.max_depth)
+        run = self._cohorts.find(sequence, (), limit)
+        if run is None:
+            return Draft()
+        survivals = self._cohorts.survivals(sequence, run)
+        offer = Draft(run.token_ids[: len(survivals)], tuple(survivals), run=run)
+        believed = self.policy.survivals(sequence.seq_id, self._limit(sequence)) if has_head else []
+        if offer.expected >= sum(believed) and offer.token_ids:
+            return offer
+        self._cohorts.passed_over(sequence, run.match_len, 0)
+        return Draft()
+
+    def _row(self, sequence: Sequence, offer: Draft, head: DraftHead | None) -> DraftRow:
+        limit = self._limit(sequence) if head is not None else 0
+        return DraftRow(sequence.seq_id, max(limit, len(offer.token_ids)), num_unprimed(sequence), offer.survivals)
+
+    def _grown(self, sequence: Sequence) -> Draft:
+        """The head's guesses, or a beginning of them and a run of the cohort's texts behind it if that is longer."""
+        guesses = tuple(sequence.draft_ids)
+        if not guesses:
+            return Draft()
+        believed = tuple(self.policy.survivals(sequence.seq_id, len(guesses)))
+        believed += (believed[-1] if believed else 0.0,) * (len(guesses) - len(believed))
+        best = Draft(guesses, believed, len(guesses))
+        limit = min(most_useful(sequence), self.policy.max_depth)
+        for num_head in range(1, len(guesses) + 1):
+            run = self._cohorts.find(sequence, guesses[:num_head], limit - num_head)
+            if run is None:
+                continue
+            further = [believed[num_head - 1] * survival for survival in self._cohorts.survivals(sequence, run)]
+            token_ids = (*guesses[:num_head], *run.token_ids[: len(further)])
+            grown = Draft(token_ids, (*believed[:num_head], *further), num_head, run)
+            best = grown if grown.expected > best.expected else best
+        return best
+
+    def _propose(
+        self,
+        table: SequenceTable,
+        decoding: Seq[Sequence],
+        drafts: Seq[Draft],
+        depths: Seq[int],
+        max_drafts: int | None,
+    ) -> None:
+        self._drafts = {}
+        budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
+        for sequence, draft, depth in zip(decoding, drafts, depths, strict=True):
+            table.propose(sequence, draft.token_ids[: min(depth, budget)])
+            self._drafts[sequence.seq_id] = draft
+            budget -= len(sequence.draft_ids)
+            num_used = max(0, len(sequence.draft_ids) - draft.num_head)
+            if draft.run and num_used < len(draft.run.token_ids):
+                self._cohorts.passed_over(sequence, draft.run.match_len, num_used)
+
+    def _verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Each source learns from its own drafts: the index from those that the head's were right before."""
+        draft = self._drafts[sequence.seq_id]
+        num_head = min(num_drafts, draft.num_head)
+        if num_head:
+            self._cohorts.head_counts.count(num_head, min(num_head, num_accepted))
+            super()._verified(sequence, num_head, min(num_head, num_accepted))
+        if num_drafts > num_head:
+            num_right = max(0, num_accepted - num_head)
+            self._cohorts.index_counts.count(num_drafts - num_head, num_right)
+            if draft.run and num_accepted >= num_head:
+                self._cohorts.verified(sequence, draft.run.match_len, num_drafts - num_head, num_right)
