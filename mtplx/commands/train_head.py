@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 # The flag, its type, its default and what it is for. Defaults are those of `TextPlan` and `Recipe` (a test compares).
 _NUMBERS = (
-    ("--passages", int, 5120, "answers that the model writes to learn from, in whole hundreds and a little over"),
+    ("--passages", int, 5120, "answers that the model writes to learn from"),
     ("--max-answer-tokens", int, 256, "most tokens of one answer"),
     ("--draft-vocab", int, 8192, "tokens that the head can guess: those met most often"),
     ("--blocks", int, 1, "decoder layers in the head"),
     ("--depths", int, 3, "guesses in a row that it is trained on"),
     ("--regression-rounds", float, 1.0, "times through the text towards the next hidden state"),
-    ("--first-depth-rounds", float, 2.0, "times through the text towards the model's distribution, one guess deep"),
+    ("--first-depth-rounds", float, 5.0, "times through the text towards the model's distribution, one guess deep"),
     ("--rounds", float, 1.0, "times through the text towards the model's distribution, all guesses deep"),
     ("--seed", int, 0, "the same seed, model and machine give the same head"),
 )

@@ -37,7 +37,7 @@ class Recipe:
     num_blocks: int = 1
     depths: int = 3
     regression_rounds: float = 1.0
-    first_depth_rounds: float = 2.0
+    first_depth_rounds: float = 5.0
     all_depths_rounds: float = 1.0
     regression_rate: float = 1e-3
     cross_entropy_rate: float = 1e-3

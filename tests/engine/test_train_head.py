@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mtplx.commands.public import main
+from mtplx.commands.public import build_parser, main
 from mtplx.errors import ConfigError
 from mtplx.model.folder import read_spec
 from mtplx.model.head_file import check_head, open_head, tokenizer_sha256
@@ -148,3 +148,17 @@ def test_numbers_out_of_range_are_refused_by_name(
 ) -> None:
     assert main(["train-head", str(model.path), flag, value]) == 2
     assert flag in capsys.readouterr().err
+
+
+def test_the_flags_begin_where_the_recipe_does() -> None:
+    flags, text, recipe = build_parser({"train-head"}).parse(["train-head", "any"]), TextPlan(), Recipe()
+    assert (flags.passages, flags.max_answer_tokens, flags.draft_vocab) == (
+        text.passages,
+        text.max_answer_tokens,
+        text.draft_vocab,
+    )
+    assert (flags.blocks, flags.depths, flags.seed) == (recipe.num_blocks, recipe.depths, recipe.seed)
+    assert flags.regression_rounds == recipe.regression_rounds
+    assert flags.first_depth_rounds == recipe.first_depth_rounds
+    assert flags.rounds == recipe.all_depths_rounds
+    assert flags.start_from is None
