@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from mtplx.errors import ConfigError
+from mtplx.model.cache import BLOCK_SIZE
 from mtplx.model.folder import read_spec
 from mtplx.model.head_file import HeadFile, HeadMetadata, load_head, tokenizer_sha256, write_head
 from mtplx.model.native.loader import load_native_runner
@@ -117,13 +118,14 @@ def train_head(
     base = load_base(folder, shape)
     num_blocks = recipe.num_blocks if earlier is None else earlier.metadata.num_blocks
     head = fresh_head(folder, shape, num_blocks=num_blocks, max_positions=num_positions)
-    draft_ids = count_vocabulary(passages, shape.vocab, text.draft_vocab)
-    if earlier is not None:
+    if earlier is None:
+        draft_ids = count_vocabulary(passages, shape.vocab, text.draft_vocab)
+    else:
         head.load_state_dict({name: torch.from_numpy(earlier.floats(name)) for name in head.state_dict()})
         draft_ids = earlier.draft_vocab if earlier.draft_vocab is not None else np.arange(shape.vocab, dtype=np.int32)
-    trainer = Trainer(head, base, torch.from_numpy(draft_ids).long(), passages, recipe)
-    _train(trainer, work / "checkpoint.pt", progress)
-    acceptance = measure_acceptance(head, base, torch.from_numpy(draft_ids).long(), held_out, MEASURED_DEPTHS)
+    draft_ids_R = torch.from_numpy(draft_ids).long()
+    _train(Trainer(head, base, draft_ids_R, passages, recipe), work / "checkpoint.pt", progress)
+    acceptance = measure_acceptance(head, base, draft_ids_R, held_out, MEASURED_DEPTHS)
     metadata = HeadMetadata(
         num_blocks=num_blocks,
         hidden_size=shape.hidden,
@@ -157,7 +159,7 @@ def count_vocabulary(passages: Sequence[Passage], vocab_size: int, size: int) ->
 def _longest(frame: Frame, text: TextPlan, prompts: Sequence[Sequence[int]]) -> int:
     """Tokens of the longest passage, in whole blocks of the cache."""
     longest_prompt = max((frame.num_tokens + MAX_PROMPT_TOKENS, *map(len, prompts)))
-    return -(-(longest_prompt + text.max_answer_tokens) // 16) * 16
+    return -(-(longest_prompt + text.max_answer_tokens) // BLOCK_SIZE) * BLOCK_SIZE
 
 
 def _work_dir(asked: Path | None, name: str, settings: dict[str, Any]) -> Path:

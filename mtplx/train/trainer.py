@@ -100,7 +100,7 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
 
     def _regression(self, batch: Batch) -> list[tuple[float, Tensor]]:
-        state_BLH = self.head(batch.before, self._embedding_VH[batch.tokens], self.head.begin())
+        (state_BLH,) = unroll(self.head, batch, self._embedding_VH, 1)
         real = batch.is_real
         scaled, target = state_BLH[real] / self._deviation_H, batch.target[real] / self._deviation_H
         return [(1.0, functional.smooth_l1_loss(scaled, target, beta=0.5))]
