@@ -7,10 +7,10 @@ import random
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, rule
 
 from mtplx.batching.state import StepPlan
-from tests.engine.test_modes_random import BUILDS, assert_true_answer
+from tests.engine.test_modes_random import BUILDS, ModeMachine, assert_true_answer
 from tests.simulator import SimRequest, Simulator, make_table, mixed_drafts
 
 NUM_SOAK_OPERATIONS = dict.fromkeys(BUILDS, 2_000) | {"mtp_batch": 10_000}
@@ -122,8 +122,8 @@ def test_a_prefix_is_computed_once_however_many_run_on_it(mode: str) -> None:
     assert table.prefix.status().num_saved_tokens == 8 * 70 - num_prompt_tokens
 
 
-class PrefixMachine(RuleBasedStateMachine):
-    """Hypothesis looks for a sequence of operations that poisons a block."""
+class PrefixMachine(ModeMachine):
+    """The same operations on prompts that begin alike: Hypothesis looks for some that poison a block."""
 
     @initialize(
         mode=st.sampled_from(sorted(BUILDS)),
@@ -150,29 +150,10 @@ class PrefixMachine(RuleBasedStateMachine):
         self.requests.append(request)
         self.sim.add(request)
 
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        self.sim.cancel(data.draw(st.sampled_from(self.requests)).seq_id)
-
-    @rule(num_steps=st.integers(1, 8))
-    def step(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            self.sim.step()
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data(), is_failure=st.booleans())
-    def step_with_trouble(self, data: st.DataObject, is_failure: bool) -> None:
-        seq_id = data.draw(st.sampled_from(self.requests)).seq_id
-        self.sim.step(**{"fail" if is_failure else "cancel_between": [seq_id]})
-
     def teardown(self) -> None:
-        if not hasattr(self, "sim"):
-            return
-        self.sim.run([])
-        for request in self.requests:
-            assert_true_answer(self.sim, request)
-        replay(self.sim, self.requests)
+        super().teardown()
+        if hasattr(self, "sim"):
+            replay(self.sim, self.requests)
 
 
 TestPrefixMachine = PrefixMachine.TestCase
