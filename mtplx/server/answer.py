@@ -36,6 +36,7 @@ class AnswerParts:
     tokenizer: Tokenizer
     has_logprobs: bool
     has_token_ids: bool
+    has_usage: bool  # counts in a stream's last chunk
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_string: str | None = None  # that ended it
     num_draft_tokens: int = 0
     max_draft_tokens: int = 0  # in one step
     acceptance: Counter[int] = field(default_factory=Counter)  # accepted drafts of a step with drafts, to such steps
@@ -64,6 +66,7 @@ class Choice:
             self.acceptance[delta.num_accepted_tokens] += 1
         if delta.finish_reason is not None:
             self.finish_reason = str(delta.finish_reason)
+            self.stop_string = delta.stop_string
 
 
 class Answer(Protocol):
@@ -77,8 +80,12 @@ class Answer(Protocol):
         """The chunks for one delta, which has been added to `choice` already; none when there is nothing to say."""
         ...
 
-    def usage_chunk(self, choices: Sequence[Choice], usage: Usage) -> Any:
-        """The last chunk, without choices, but with what was counted over them."""
+    def closing(self, choices: Sequence[Choice], usage: Usage) -> Sequence[Any]:
+        """The chunks that come when all choices have ended."""
+        ...
+
+    def failure(self, error: Exception) -> Sequence[Any]:
+        """What ends a stream that failed, wherever it was."""
         ...
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.server.answer import AnswerParts, Choice, metrics_of
+from mtplx.server.error_bodies import answer_of
 from mtplx.server.logprob_shapes import chat_logprobs
 from mtplx.server.responses import (
     ChatChoice,
@@ -14,6 +15,7 @@ from mtplx.server.responses import (
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
+    ErrorBody,
     Usage,
 )
 from mtplx.server.stream import Delta
@@ -47,11 +49,16 @@ class ChatAnswer:
             chunks.append(self._chunk([self._chunk_choice(choice.number, {}, str(delta.finish_reason))]))
         return chunks
 
-    def usage_chunk(self, choices: Sequence[Choice], usage: Usage) -> ChatCompletionChunk:
+    def closing(self, choices: Sequence[Choice], usage: Usage) -> list[ChatCompletionChunk]:
+        if not self._parts.has_usage:
+            return []
         chunk = self._chunk([])
         chunk["usage"] = usage
         chunk["metrics"] = metrics_of(choices)
-        return chunk
+        return [chunk]
+
+    def failure(self, error: Exception) -> list[ErrorBody]:
+        return [answer_of(error).body]
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> ChatCompletion:
         head = self._parts.head

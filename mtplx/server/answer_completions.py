@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.server.answer import AnswerParts, Choice, metrics_of
+from mtplx.server.error_bodies import answer_of
 from mtplx.server.logprob_shapes import completion_logprobs
-from mtplx.server.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
+from mtplx.server.responses import Completion, CompletionChoice, CompletionLogprobs, ErrorBody, Usage
 from mtplx.server.stream import Delta
 from mtplx.text.detokenizer import Detokenizer
 
@@ -32,11 +33,16 @@ class CompletionAnswer:
             piece["prompt_token_ids"] = list(choice.prompt_ids)
         return [self._answer([piece])]
 
-    def usage_chunk(self, choices: Sequence[Choice], usage: Usage) -> Completion:
+    def closing(self, choices: Sequence[Choice], usage: Usage) -> list[Completion]:
+        if not self._parts.has_usage:
+            return []
         chunk = self._answer([])
         chunk["usage"] = usage
         chunk["metrics"] = metrics_of(choices)
-        return chunk
+        return [chunk]
+
+    def failure(self, error: Exception) -> list[ErrorBody]:
+        return [answer_of(error).body]
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Completion:
         pieces = [self._choice(choice, choice.text, choice.token_ids, choice.logprobs) for choice in choices]

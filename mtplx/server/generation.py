@@ -35,13 +35,13 @@ class Generation:
         await all_of(self._read(number) for number in range(len(self._streams)))
         return self._answer.whole(self._choices, usage_of(self._parts, self._choices))
 
-    async def write_to(self, writer: EventWriter, *, with_usage: bool) -> None:
+    async def write_to(self, writer: EventWriter) -> None:
         """Writes the answer in chunks as the tokens come; raises what a stream raises."""
         for chunk in self._answer.opening():
             await writer.write(chunk)
         await all_of(self._write(number, writer) for number in range(len(self._streams)))
-        if with_usage:
-            await writer.write(self._answer.usage_chunk(self._choices, usage_of(self._parts, self._choices)))
+        for chunk in self._answer.closing(self._choices, usage_of(self._parts, self._choices)):
+            await writer.write(chunk)
 
     def close(self) -> None:
         """Cancels what is unfinished; harmless when nothing is."""

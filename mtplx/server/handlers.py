@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +25,7 @@ from mtplx.server.generation import Generation
 from mtplx.server.protocol import UNSUPPORTED, GenerationRequest, check_token_ids
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import DEFAULT_MAX_TOKENS, CompletionRequest
-from mtplx.server.sse import EventStreamResponse
+from mtplx.server.sse import CHUNKS, EventStreamResponse, EventStyle
 from mtplx.server.stream import RequestStream
 from mtplx.telemetry.metrics import HttpMetrics
 
@@ -38,7 +37,7 @@ Prompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Endpoint:
+class Endpoint:
     """What differs between the endpoints once prompts are token ids."""
 
     name: str  # as the metrics call it
@@ -47,12 +46,13 @@ class _Endpoint:
     adds_special_tokens: bool  # a chat template writes them itself
     continues: bool  # a completion goes on with the prompt's text, a chat answer is its own
     make_answer: Callable[[AnswerParts], Answer]
+    style: EventStyle = CHUNKS
 
 
-_CHAT = _Endpoint(
+CHAT = Endpoint(
     "chat_completions", "chatcmpl", "messages", adds_special_tokens=False, continues=False, make_answer=ChatAnswer
 )
-_COMPLETIONS = _Endpoint(
+_COMPLETIONS = Endpoint(
     "completions", "cmpl", "prompt", adds_special_tokens=True, continues=True, make_answer=CompletionAnswer
 )
 
@@ -67,14 +67,22 @@ class CompletionHandlers:
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answers a conversation."""
-        body = await read_model(request, ChatCompletionRequest)
+        return await self.answer_chat(request, await read_model(request, ChatCompletionRequest), CHAT)
+
+    async def answer_chat(self, request: Request, body: ChatCompletionRequest, endpoint: Endpoint) -> Response:
+        """The same for any endpoint whose requests can be said as one of chat completions."""
         check_model_name(body.model, self._context)
         check_cohort(body.cohort, self._context)
         params = body.sampling_params(self._context.spec)
         self._context.streams.check_room(1, body.num_choices)  # before any work
+        prompt = await self.chat_prompt(request, body)
+        return await self._respond(request, body, [prompt], params, endpoint)
+
+    async def chat_prompt(self, request: Request, body: ChatCompletionRequest) -> TokenIds:
+        """The token ids that the model is asked with."""
         text = self._context.chat_template.render(body.template_messages())
-        prompts = await self._encode_all(request, [text], _CHAT)
-        return await self._respond(request, body, prompts, params, _CHAT)
+        (prompt,) = await self._encode_all(request, [text], CHAT)
+        return prompt
 
     async def create_completion(self, request: Request) -> Response:
         """Continues one or more prompts."""
@@ -94,16 +102,19 @@ class CompletionHandlers:
         body: GenerationRequest,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
-        endpoint: _Endpoint,
+        endpoint: Endpoint,
     ) -> Response:
         watch = self._metrics.watch(endpoint.name)
         cache_salt = tenant_of(request) + (body.cache_salt or "").encode()
         streams = self._open(prompts, params, body, endpoint, cache_salt)
         parts = self._parts(body, streams, params, endpoint.id_prefix)
-        generation = Generation(streams, parts, endpoint.make_answer(parts), watch.on_delta)
+        answer = endpoint.make_answer(parts)
+        generation = Generation(streams, parts, answer, watch.on_delta)
         if body.stream:
             return EventStreamResponse(
-                functools.partial(generation.write_to, with_usage=body.wants_usage_chunk),
+                generation.write_to,
+                style=endpoint.style,
+                fail=answer.failure,
                 close=generation.close,
                 on_error=lambda error: self._metrics.count_error(answer_of(error).code),
                 keepalive_s=self._context.settings.keepalive_s,
@@ -118,7 +129,7 @@ class CompletionHandlers:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         body: GenerationRequest,
-        endpoint: _Endpoint,
+        endpoint: Endpoint,
         cache_salt: bytes,
     ) -> list[RequestStream]:
         try:
@@ -149,9 +160,10 @@ class CompletionHandlers:
             tokenizer=self._context.tokenizer,
             has_logprobs=params.logprobs is not None,
             has_token_ids=bool(body.return_token_ids),
+            has_usage=body.wants_usage_chunk,
         )
 
-    async def _encode_all(self, request: Request, prompts: Sequence[Prompt], endpoint: _Endpoint) -> list[TokenIds]:
+    async def _encode_all(self, request: Request, prompts: Sequence[Prompt], endpoint: Endpoint) -> list[TokenIds]:
         """All prompts as token ids; long texts in threads, for as long as the client is there."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
@@ -160,13 +172,13 @@ class CompletionHandlers:
             return [self._token_ids(prompt, endpoint) for prompt in prompts]
         return await until_disconnect(self._encode_long(prompts, endpoint), request.receive)
 
-    async def _encode_long(self, prompts: Sequence[Prompt], endpoint: _Endpoint) -> list[TokenIds]:
+    async def _encode_long(self, prompts: Sequence[Prompt], endpoint: Endpoint) -> list[TokenIds]:
         return [
             await anyio.to_thread.run_sync(self._token_ids, prompt, endpoint, limiter=self._long_encodes)
             for prompt in prompts
         ]
 
-    def _token_ids(self, prompt: Prompt, endpoint: _Endpoint) -> TokenIds:
+    def _token_ids(self, prompt: Prompt, endpoint: Endpoint) -> TokenIds:
         if isinstance(prompt, str):
             return self._context.tokenizer.encode(
                 prompt, add_special_tokens=endpoint.adds_special_tokens, param=endpoint.prompt_param

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mtplx.server.disconnect import cancel_all, until_disconnect
-from mtplx.server.error_bodies import answer_of, is_planned
+from mtplx.server.error_bodies import is_planned
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -22,24 +23,38 @@ DONE = b"data: [DONE]\n\n"
 log = logging.getLogger(__name__)
 
 
-def event(payload: Any) -> bytes:
+@dataclass(frozen=True, slots=True)
+class EventStyle:
+    """What the streams of an API have around their payloads."""
+
+    is_named: bool  # each event is named in a line of its own, by its payload's type
+    keep_alive: bytes
+    done: bytes  # after the last event, unless something failed
+
+
+CHUNKS = EventStyle(is_named=False, keep_alive=KEEP_ALIVE, done=DONE)
+
+
+def event(payload: Any, *, is_named: bool = False) -> bytes:
     """One event whose data is `payload` as JSON on one line."""
     data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return f"data: {data}\n\n".encode()
+    name = f"event: {payload['type']}\n" if is_named else ""
+    return f"{name}data: {data}\n\n".encode()
 
 
 class EventWriter:
     """Sends whole events, one at a time, and knows how long it has been silent."""
 
-    def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, send: Send, style: EventStyle = CHUNKS, clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
+        self._style = style
         self._turn = asyncio.Lock()
         self._clock = clock
         self._last_sent_at_s = self._clock()
 
     async def write(self, payload: Any) -> None:
         """Sends one event; waits while the client reads slower than it is sent to."""
-        await self.write_bytes(event(payload))
+        await self.write_bytes(event(payload, is_named=self._style.is_named))
 
     async def write_bytes(self, data: bytes) -> None:
         async with self._turn:
@@ -47,18 +62,18 @@ class EventWriter:
             self._last_sent_at_s = self._clock()
 
     async def keep_alive(self, silence_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Sends a comment whenever nothing else was sent for `silence_s`; until cancelled."""
+        """Sends a sign of life whenever nothing else was sent for `silence_s`; until cancelled."""
         while True:
             silent_until_s = self._last_sent_at_s + silence_s
             await sleep(silent_until_s - self._clock())
             if self._last_sent_at_s + silence_s <= silent_until_s:
-                await self.write_bytes(KEEP_ALIVE)
+                await self.write_bytes(self._style.keep_alive)
 
 
 class EventStreamResponse(Response):
-    """Lets `produce` write events, then says [DONE]; `close` is called exactly once, however it ends.
+    """Lets `produce` write events in the `style`, then ends it; `close` is called exactly once, however it ends.
 
-    A failure of `produce` becomes an event with an error body and is told to `on_error`; then there is no [DONE].
+    A failure of `produce` is told to `on_error` and becomes the events that `fail` makes of it; then no [DONE] follows.
     """
 
     media_type = "text/event-stream"
@@ -67,6 +82,8 @@ class EventStreamResponse(Response):
         self,
         produce: Callable[[EventWriter], Awaitable[None]],
         *,
+        style: EventStyle,
+        fail: Callable[[Exception], Sequence[Any]],
         close: Callable[[], None],
         on_error: Callable[[Exception], None],
         keepalive_s: float,
@@ -74,6 +91,8 @@ class EventStreamResponse(Response):
         self.status_code = 200
         self.background = None
         self._produce = produce
+        self._style = style
+        self._fail = fail
         self._close = close
         self._on_error = on_error
         self._keepalive_s = keepalive_s
@@ -88,7 +107,7 @@ class EventStreamResponse(Response):
     async def _stream(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await _send_or_leave(send, start)
-        writer = EventWriter(send)
+        writer = EventWriter(send, self._style)
         ticker = asyncio.create_task(writer.keep_alive(self._keepalive_s))
         try:
             await self._produce_all(writer)
@@ -105,9 +124,11 @@ class EventStreamResponse(Response):
             if not is_planned(error):
                 log.exception("a stream failed")
             self._on_error(error)
-            await writer.write(answer_of(error).body)
+            for payload in self._fail(error):
+                await writer.write(payload)
         else:
-            await writer.write_bytes(DONE)
+            if self._style.done:
+                await writer.write_bytes(self._style.done)
 
 
 async def _send_or_leave(send: Send, message: dict[str, Any]) -> None:

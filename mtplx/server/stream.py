@@ -19,7 +19,7 @@ from mtplx.server.admission import Limits
 from mtplx.server.engine import Cancel, SequenceOutput, Submit
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.text.detokenizer import Detokenizer
-from mtplx.text.stops import StopMatcher
+from mtplx.text.stops import StopMatcher, StopResult
 from mtplx.text.tokenizer import Tokenizer
 
 
@@ -35,6 +35,7 @@ class Delta:
     num_draft_tokens: int = 0  # that the step verified,
     num_accepted_tokens: int = 0  # and how many of the token ids are drafts that were right
     num_cached_tokens: int = 0  # of the prompt, that came from the prefix cache
+    stop_string: str | None = None  # that ended the choice
 
 
 class ChoiceText:
@@ -62,22 +63,28 @@ class ChoiceText:
         for count, token_id in enumerate(output.token_ids, 1):
             self._num_tokens += 1
             text = "" if token_id in self._stop_ids else self._detokenizer.push([token_id])
-            piece, is_stopped = self._match(text)
-            pieces.append(piece)
-            if is_stopped:
-                return self._delta(pieces, output, count, FinishReason.STOP)
+            found = self._match(text)
+            pieces.append(found.text)
+            if found.is_stopped:
+                return self._delta(pieces, output, count, FinishReason.STOP, found.stop)
         if output.finish_reason is None:
             return self._delta(pieces, output, len(output.token_ids), None)
-        piece, is_stopped = self._match(self._detokenizer.flush())
-        pieces += [piece] if is_stopped else [piece, self._stops.flush()]
-        reason = FinishReason.STOP if is_stopped else output.finish_reason
-        return self._delta(pieces, output, len(output.token_ids), reason)
+        found = self._match(self._detokenizer.flush())
+        pieces += [found.text] if found.is_stopped else [found.text, self._stops.flush()]
+        reason = FinishReason.STOP if found.is_stopped else output.finish_reason
+        return self._delta(pieces, output, len(output.token_ids), reason, found.stop)
 
-    def _match(self, text: str) -> tuple[str, bool]:
-        found = self._stops.push(text, active=self._num_tokens >= self._min_tokens)
-        return found.text, found.is_stopped
+    def _match(self, text: str) -> StopResult:
+        return self._stops.push(text, active=self._num_tokens >= self._min_tokens)
 
-    def _delta(self, pieces: list[str], output: SequenceOutput, count: int, reason: FinishReason | None) -> Delta:
+    def _delta(
+        self,
+        pieces: list[str],
+        output: SequenceOutput,
+        count: int,
+        reason: FinishReason | None,
+        stop_string: str | None = None,
+    ) -> Delta:
         return Delta(
             self.index,
             "".join(pieces),
@@ -87,6 +94,7 @@ class ChoiceText:
             output.num_draft_tokens,
             min(output.num_accepted_tokens, count),
             output.num_cached_tokens,
+            stop_string,
         )
 
 
