@@ -29,13 +29,14 @@ from mtplx.decode.drafter import DraftChooser
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.decode.sampler import SampledRow, Sampler
 from mtplx.errors import EngineDeadError
-from mtplx.model.runner import Runner, drafting_runner
+from mtplx.model.runner import Logits, Runner, drafting_runner
 from mtplx.sampling_params import SamplingParams
 from mtplx.telemetry.counters import DraftingStatus, EngineCounters, EngineStatus
 from mtplx.telemetry.stages import NullRecorder, Stage, StageRecorder
 
 MAX_FAILED_STEPS = 16  # in a row, with no token between them: then the device is taken to be gone
 MAX_FAILED_DRAFTS = 16  # in a row: then the head isn't asked any more
+_FAILED = "the model failed on this request"
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +111,7 @@ class EngineCore:
         return not self.scheduler.table.is_empty
 
     def add(self, submit: Submit) -> None:
-        self._sampler.add(
-            submit.seq_id,
-            submit.params,
-            seed=submit.seed,
-            choice=submit.choice,
-            prompt_ids=submit.prompt_ids,
-            stop_ids=submit.stops.stop_ids,
-        )
+        """Puts a sequence in line; if that raises, nothing has changed."""
         self.scheduler.table.add(
             Seq(
                 submit.seq_id,
@@ -130,6 +124,18 @@ class EngineCore:
                 cohort=submit.cohort,
             )
         )
+        try:
+            self._sampler.add(
+                submit.seq_id,
+                submit.params,
+                seed=submit.seed,
+                choice=submit.choice,
+                prompt_ids=submit.prompt_ids,
+                stop_ids=submit.stops.stop_ids,
+            )
+        except BaseException:
+            self.scheduler.table.cancel(submit.seq_id)
+            raise
 
     def cancel(self, cancel: Cancel) -> None:
         """Ends a sequence in any state; one that has already ended is none of our business."""
@@ -259,47 +265,64 @@ class EngineCore:
             self._drafting = None
 
     def _compute(self, plan: StepPlan) -> list[SampledRow]:
-        """Forward and next tokens of every row; a row that can't be computed carries an error instead."""
-        start_s = self._clock()
+        """Forward and next tokens of every row; a row that can't be computed carries an error instead.
+
+        Raises:
+            EngineDeadError: nothing could be computed, as in many steps before.
+        """
+        start_s, num_failed = self._clock(), self.counters.num_failed_steps
         try:
             logits_WV = self.runner.run(plan)
         except Exception:
             # Anything can come out of a forward pass, and one request must not take the others down.
             log.exception("a step of %d rows failed; running its rows one by one", plan.width)
             self.counters.num_failed_steps += 1
-            return self._compute_one_by_one(plan)
-        self.recorder.lap(Stage.FORWARD)
-        self._num_failed_in_a_row = 0
-        sampled = self._sampler.decode(plan, logits_WV)
-        self.recorder.lap(Stage.SAMPLE)
+            sampled = [self._compute_row(row) for row in plan.rows]  # running a row again changes nothing
+        else:
+            self.recorder.lap(Stage.FORWARD)
+            sampled = self._sample(plan, logits_WV)
+        has_raised = self.counters.num_failed_steps > num_failed
+        self._count_in_a_row([row.outcome for row in sampled], has_raised=has_raised)
         speculator = self.scheduler.speculator
-        if speculator and plan.num_logits == plan.num_tokens:  # prompts have no logits, so they cost less
+        if speculator and not has_raised and plan.num_logits == plan.num_tokens:  # logits of prompts aren't wanted
             speculator.policy.stepped(plan.num_tokens, self._clock() - start_s)
         return sampled
 
-    def _compute_one_by_one(self, plan: StepPlan) -> list[SampledRow]:
-        """The rows of a failed step, each as a step of its own: running a row again changes nothing."""
-        sampled = [self._compute_row(row) for row in plan.rows]
-        if all(row.outcome.error for row in sampled):
+    def _sample(self, plan: StepPlan, logits_WV: Logits) -> list[SampledRow]:
+        """The next tokens of a step. If that raises, nobody knows how far it came: whoever waits for a token fails."""
+        try:
+            return self._sampler.decode(plan, logits_WV)
+        except Exception:
+            log.exception("no tokens could be drawn from a step of %d rows", plan.width)
+            self.counters.num_failed_steps += 1
+            return [SampledRow(RowOutcome(error=_FAILED if row.num_logits else None)) for row in plan.rows]
+        finally:
+            self.recorder.lap(Stage.SAMPLE)
+
+    def _compute_row(self, row: Row) -> SampledRow:
+        """One row of a failed step, as a step of its own."""
+        plan = StepPlan((row,))
+        stage = Stage.FORWARD
+        try:
+            logits_WV = self.runner.run(plan)
+            self.recorder.lap(stage)
+            stage = Stage.SAMPLE
+            [sampled] = self._sampler.decode(plan, logits_WV)
+        except Exception as error:
+            log.warning("sequence %d failed: %s", row.seq_id, error)
+            return SampledRow(RowOutcome(error=_FAILED))
+        finally:
+            self.recorder.lap(stage)
+        return sampled
+
+    def _count_in_a_row(self, outcomes: Sequence[RowOutcome], *, has_raised: bool) -> None:
+        """Steps that only compute prompts count neither way: they don't show that anybody gets a token."""
+        if any(outcome.token_ids for outcome in outcomes):
+            self._num_failed_in_a_row = 0
+        elif has_raised and all(outcome.error for outcome in outcomes):
             self._num_failed_in_a_row += 1
             if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
                 raise EngineDeadError(f"{MAX_FAILED_STEPS} steps in a row have failed")
-        else:
-            self._num_failed_in_a_row = 0
-        return sampled
-
-    def _compute_row(self, row: Row) -> SampledRow:
-        plan = StepPlan((row,))
-        try:
-            logits_WV = self.runner.run(plan)
-        except Exception as error:
-            log.warning("sequence %d failed: %s", row.seq_id, error)
-            return SampledRow(RowOutcome(error="the model failed on this request"), ())
-        finally:
-            self.recorder.lap(Stage.FORWARD)
-        sampled = self._sampler.decode(plan, logits_WV)
-        self.recorder.lap(Stage.SAMPLE)
-        return sampled[0]
 
     def _outputs(
         self, plan: StepPlan, sampled: Sequence[SampledRow], events: Sequence[SequenceEvent]

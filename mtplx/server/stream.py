@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from mtplx.telemetry.counters import EngineStatus
 from mtplx.text.detokenizer import Detokenizer
 from mtplx.text.stops import StopMatcher, StopResult
 from mtplx.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,16 +242,12 @@ class Streams:
             live = self._live.get(output.seq_id)
             if live is None:
                 continue
-            if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-                del self._live[output.seq_id]
-                live.stream.put(GenerationError(output.error or "the request was cancelled"))
-                continue
-            delta = live.text.push(output)
-            if delta.finish_reason is not None:
-                del self._live[output.seq_id]
-                if output.finish_reason is None:  # a stop string: the worker doesn't know
-                    self._send(Cancel(output.seq_id, FinishReason.STOP))
-            live.stream.put(delta)
+            try:
+                self._deliver(output, live)
+            except Exception:  # the others' outputs come only once, and whoever misses one waits for ever
+                log.exception("the output of sequence %d can't be delivered", output.seq_id)
+                self._cancel([output.seq_id])
+                live.stream.put(GenerationError("the server failed on this request"))
 
     def shut(self, error: ServerError) -> None:
         """Admits nothing from now on; what is live goes on."""
@@ -261,6 +260,18 @@ class Streams:
         for seq_id, entry in live.items():
             self._send(Cancel(seq_id))
             entry.stream.put(error)
+
+    def _deliver(self, output: SequenceOutput, live: _Live) -> None:
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+            del self._live[output.seq_id]
+            live.stream.put(GenerationError(output.error or "the request was cancelled"))
+            return
+        delta = live.text.push(output)
+        if delta.finish_reason is not None:
+            del self._live[output.seq_id]
+            if output.finish_reason is None:  # a stop string: the worker doesn't know
+                self._send(Cancel(output.seq_id, FinishReason.STOP))
+        live.stream.put(delta)
 
     def _check_open(self) -> None:
         if self._closed_by is not None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mtplx.batching.state import FinishReason
 from mtplx.server.engine import Cancel, EngineCore, SequenceOutput, Submit
 from mtplx.telemetry.counters import EngineStatus
 
@@ -63,7 +64,7 @@ class Worker:
 
     def _run(self, deliver: Deliver, on_death: Callable[[BaseException], None]) -> None:
         try:
-            while self._drain_inbox():
+            while self._drain_inbox(deliver):
                 outputs = self._core.step()
                 self.status = self._core.status()
                 if outputs:
@@ -77,7 +78,7 @@ class Worker:
         finally:
             self._core.runner.close()
 
-    def _drain_inbox(self) -> bool:
+    def _drain_inbox(self, deliver: Deliver) -> bool:
         """Applies all waiting messages, sleeping while there is no work; False once told to stop."""
         changed = False
         while not self._inbox.empty() or not self._core.has_work:
@@ -86,14 +87,19 @@ class Worker:
             message = self._inbox.get()
             if isinstance(message, Stop):
                 return False
-            self._apply(message)
+            self._apply(message, deliver)
             changed = True
         if changed:
             self.status = self._core.status()
         return True
 
-    def _apply(self, message: Submit | Cancel) -> None:
-        if isinstance(message, Submit):
-            self._core.add(message)
-        else:
+    def _apply(self, message: Submit | Cancel, deliver: Deliver) -> None:
+        if isinstance(message, Cancel):
             self._core.cancel(message)
+            return
+        try:
+            self._core.add(message)
+        except Exception:  # what was checked can't fail; if it does, it must cost this request and not the server
+            log.exception("sequence %d can't be taken up", message.seq_id)
+            error = "the server failed on this request"
+            deliver([SequenceOutput(message.seq_id, finish_reason=FinishReason.ERROR, error=error)])
