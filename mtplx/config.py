@@ -71,6 +71,12 @@ class Settings(BaseSettings):
         None, ge=1, description="most sequences running at once; default 16, cooperative: the chunk size"
     )
     max_queue: int = Field(128, ge=0, description="most sequences waiting; more get 503")
+    max_connections: int | None = Field(
+        None, ge=1, description="most connections open at once; more get 503; default: 512 more than --max-queue"
+    )
+    receive_timeout_s: float = Field(
+        30.0, gt=0, allow_inf_nan=False, description="seconds in which a request must have come whole; then it gets 408"
+    )
     prefill_chunk_tokens: int | None = Field(
         None, ge=1, description="most prompt tokens in one step; default 64 on cpu, else 512"
     )
@@ -86,6 +92,9 @@ class Settings(BaseSettings):
     experimental_mtp_cohorts: bool = Field(False, description="opens --scheduler-mode mtp_cohort_experimental")
     drain_timeout_s: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="seconds that SIGTERM leaves to running requests"
+    )
+    step_timeout_s: float = Field(
+        120.0, gt=0, allow_inf_nan=False, description="seconds that a step may take before /health says 503"
     )
     keepalive_s: float = Field(
         10.0, gt=0, allow_inf_nan=False, description="seconds of silence after which a stream sends a comment"

@@ -7,10 +7,14 @@ MtplxError
 |   |-- AuthenticationError    401
 |   |-- ModelNotFoundError     404
 |   |-- ContextLengthError     400, code context_length_exceeded
-|   `-- BodyTooLargeError      413
+|   |-- SlowRequestError       408, it didn't arrive in time
+|   |-- BodyTooLargeError      413
+|   |-- TooManyRequestsError   429 with Retry-After, this API key has its share
+|   `-- HeadTooLargeError      431
 `-- ServerError                our fault: 5xx
     |-- OverloadedError        503 with Retry-After, decided before any work
     |-- EngineDeadError        503, the worker has ended
+    |-- StepOverdueError       503, the worker may hang
     `-- GenerationError        500, this sequence failed, others go on
 """
 
@@ -60,9 +64,30 @@ class ContextLengthError(RequestError):
     code = "context_length_exceeded"
 
 
+class SlowRequestError(RequestError):
+    status = 408
+    code = "receive_timeout"
+
+
 class BodyTooLargeError(RequestError):
     status = 413
     code = "body_too_large"
+
+
+class TooManyRequestsError(RequestError):
+    """The client's API key has its share; try again after `retry_after_s` seconds."""
+
+    status = 429
+    code = "too_many_requests"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class HeadTooLargeError(RequestError):
+    status = 431
+    code = "head_too_large"
 
 
 class ServerError(MtplxError):
@@ -88,6 +113,13 @@ class EngineDeadError(ServerError):
 
     status = 503
     code = "engine_dead"
+
+
+class StepOverdueError(ServerError):
+    """A step has been running for so long that it may never end."""
+
+    status = 503
+    code = "step_overdue"
 
 
 class GenerationError(ServerError):

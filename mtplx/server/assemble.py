@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from itertools import takewhile
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from mtplx.text.tokenizer import Tokenizer
 
 DEFAULT_CHUNK_TOKENS_CPU = 64  # bounds the gap of running streams where a token costs milliseconds
 DEFAULT_CHUNK_TOKENS_GPU = 512
+_OPEN_TO_ALL = "whoever reaches {host} may use this server: it has no API key (--api-key, --api-keys-file)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,8 @@ def start_up_lines(assembly: Assembly) -> list[str]:
     head = "with" if drafting_runner(runner) else "without"
     why = "asked for" if assembly.settings.scheduler_mode else f"default for a model {head} a draft head"
     drafts = [f"drafts  {_described_head(info.head)}"] if info.head else []
+    is_open = not assembly.api_keys and not _is_loopback(assembly.settings.host)
+    warnings = [f"warning {_OPEN_TO_ALL.format(host=assembly.settings.host)}"] if is_open else []
     return [
         f"model   {assembly.model_name} ({assembly.model.source})",
         f"runner  {_described(info)} ({assembly.runner_reason}); {exactness}: {info.exact_note}",
@@ -151,7 +155,16 @@ def start_up_lines(assembly: Assembly) -> list[str]:
         f"mode    {scheduler.mode} ({why}), at most {scheduler.max_running} running and "
         f"{limits.max_live - scheduler.max_running} waiting",
         f"cache   {limits.cache_tokens} tokens, at most {limits.max_model_len} a request",
+        *warnings,
     ]
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address; of names nothing but localhost is known to be so."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _wishes(settings: Settings) -> Wishes:

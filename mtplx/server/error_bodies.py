@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from mtplx.errors import OverloadedError, RequestError, ServerError
+from mtplx.errors import OverloadedError, RequestError, ServerError, TooManyRequestsError
 from mtplx.server.protocol import UNSUPPORTED
 from mtplx.server.responses import ErrorBody
 
@@ -51,10 +51,8 @@ class ErrorAnswer:
 def answer_of(error: Exception) -> ErrorAnswer:
     """What the client is told about `error`; an exception that nobody planned becomes a 500 without its words."""
     if isinstance(error, RequestError):
-        headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
-        return ErrorAnswer(
-            error.status, _body(str(error), error.status, error.param, error.code or "invalid_value"), headers
-        )
+        body = _body(str(error), error.status, error.param, error.code or "invalid_value")
+        return ErrorAnswer(error.status, body, _request_headers(error))
     if isinstance(error, ServerError):
         headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
         return ErrorAnswer(error.status, _body(str(error), error.status, None, error.code), headers)
@@ -64,6 +62,12 @@ def answer_of(error: Exception) -> ErrorAnswer:
         status, code = error.status_code, _CODES_BY_STATUS.get(error.status_code, "invalid_request")
         return ErrorAnswer(status, _body(str(error.detail), status, None, code), error.headers or {})
     return ErrorAnswer(500, _body("the server failed on this request", 500, None, "internal_error"))
+
+
+def _request_headers(error: RequestError) -> Mapping[str, str]:
+    if isinstance(error, TooManyRequestsError):
+        return {"retry-after": str(error.retry_after_s)}
+    return {"www-authenticate": "Bearer"} if error.status == 401 else {}
 
 
 def is_planned(error: Exception) -> bool:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from mtplx.batching.cohorts import CohortStatus, SourceCounts
 from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.speculation import Costs
-from mtplx.errors import EngineDeadError, RequestError
+from mtplx.errors import EngineDeadError, RequestError, StepOverdueError
 from mtplx.model.spec import HeadInfo
 from mtplx.server.context import ServerContext
 from mtplx.server.handlers import check_model_name
@@ -56,9 +56,12 @@ class InfoHandlers:
         return self._card()
 
     async def health(self) -> Health:
-        """Says ok, or 503 when nothing will be generated any more."""
+        """Says ok, or 503 when nothing will be generated any more, or a step has taken so long that it may hang."""
         if not self._context.streams.is_alive():
             raise EngineDeadError("the engine is not running")
+        started_at_s, limit_s = self._context.streams.step_started_at_s(), self._context.settings.step_timeout_s
+        if started_at_s is not None and time.monotonic() - started_at_s > limit_s:
+            raise StepOverdueError(f"a step has been running for more than {limit_s:g} seconds")
         return {"status": "ok"}
 
     async def metrics(self) -> Response:

@@ -20,12 +20,15 @@ from mtplx.config import Parser, Settings, add_settings_arguments, resolve_setti
 from mtplx.errors import ConfigError, EngineDeadError, MtplxError
 from mtplx.server.app import ServerContext, create_app
 from mtplx.server.assemble import Assembly, assemble, start_up_lines
+from mtplx.server.boundary import MAX_HEAD_BYTES
+from mtplx.server.connections import ConnectionLimits, bounded_protocol
 from mtplx.server.stream import Streams
 from mtplx.server.worker import Stop, Worker
 
 DEATH_GRACE_S = 3.0  # a dead engine answers 503 this long, so that whoever watches sees why, then the process ends
 WORKER_JOIN_S = 10.0
 LISTEN_BACKLOG = 2048
+SPARE_CONNECTIONS = 512  # beyond those whose requests wait, where nothing else is asked for
 INTERRUPTED = 130
 
 log = logging.getLogger(__name__)
@@ -85,7 +88,11 @@ class Service:
     def __init__(self, assembly: Assembly) -> None:
         self.worker = Worker(assembly.core)
         self.streams = Streams(
-            assembly.tokenizer, assembly.limits, send=self.worker.put, read_status=lambda: self.worker.status
+            assembly.tokenizer,
+            assembly.limits,
+            send=self.worker.put,
+            read_status=lambda: self.worker.status,
+            read_step_start=lambda: self.worker.step_started_at_s,
         )
         self._assembly = assembly
         self._server = _Server(_uvicorn_config(assembly, self.streams), self.streams, assembly.settings.drain_timeout_s)
@@ -140,8 +147,15 @@ def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
         version=__version__,
         fingerprint=assembly.fingerprint,
     )
+    limits = ConnectionLimits(
+        settings.max_connections or settings.max_queue + SPARE_CONNECTIONS, settings.receive_timeout_s
+    )
     return uvicorn.Config(
         create_app(context),
+        http=bounded_protocol(limits),
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        server_header=False,
         log_config=None,
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=int(settings.drain_timeout_s) + 5,

@@ -165,11 +165,13 @@ class Streams:
         limits: Limits,
         send: Callable[[Submit | Cancel], None],
         read_status: Callable[[], EngineStatus],
+        read_step_start: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._send = send
         self._read_status = read_status
+        self._read_step_start = read_step_start
         self._live: dict[int, _Live] = {}
         self._seq_ids = itertools.count()
         self._closed_by: ServerError | None = None
@@ -187,6 +189,10 @@ class Streams:
 
     def is_alive(self) -> bool:
         return self._closed_by is None
+
+    def step_started_at_s(self) -> float | None:
+        """Monotonic clock at the start of the step in progress, None between steps."""
+        return self._read_step_start()
 
     def check_room(self, num_prompts: int, n: int) -> None:
         """Raises as `open_many` would for so many prompts now; admits nothing, so asking before any work costs nothing.

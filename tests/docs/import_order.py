@@ -59,6 +59,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "mtplx.server.auth",
         "mtplx.server.body",
         "mtplx.server.boundary",
+        "mtplx.server.connections",
         "mtplx.server.schema",
         "mtplx.server.logprob_shapes",
         "mtplx.server.answer",

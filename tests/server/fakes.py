@@ -110,6 +110,7 @@ class FakeStreams:
     max_model_len: int = 64
     refusal: Exception | None = None
     alive: bool = True
+    step_start_s: float | None = None
     engine: EngineStatus = field(default_factory=lambda: engine_status())
     opened: list[Opened] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
@@ -145,6 +146,9 @@ class FakeStreams:
 
     def is_alive(self) -> bool:
         return self.alive
+
+    def step_started_at_s(self) -> float | None:
+        return self.step_start_s
 
 
 def engine_status(**changes: Any) -> EngineStatus:

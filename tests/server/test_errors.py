@@ -10,6 +10,7 @@ import pytest
 
 from mtplx.errors import ContextLengthError, EngineDeadError, GenerationError, OverloadedError
 from mtplx.server.body import MAX_BODY_BYTES
+from mtplx.server.boundary import MAX_HEAD_BYTES
 from mtplx.server.stream import Delta
 from tests.server.asgi import CHAT, COMPLETIONS, ask, chat, complete, error_of, events
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, Item, fake_server
@@ -86,6 +87,21 @@ def test_many_faults_cost_no_more_than_one(server: FakeServer) -> None:
 def test_other_content_types_are_refused(server: FakeServer, content_type: str) -> None:
     status, error = post(server, b"{}", {"content-type": content_type})
     assert (status, error["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{f"x-{i}": "a" for i in range(10_000)}, {"x-long": "a" * MAX_HEAD_BYTES}],
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", COMPLETIONS)])
+def test_a_head_over_the_limit_is_431(server: FakeServer, method: str, path: str, headers: dict[str, str]) -> None:
+    response = ask(server, method, path, headers=headers)
+    assert (response.status_code, error_of(response)["code"]) == (431, "head_too_large")
+
+
+def test_a_long_address_counts_as_head(server: FakeServer) -> None:
+    assert ask(server, "GET", "/health?" + "a" * MAX_HEAD_BYTES).status_code == 431
+    assert ask(server, "GET", "/health", headers={"x-long": "a" * (MAX_HEAD_BYTES - 1024)}).status_code == 200
 
 
 def test_json_may_name_its_charset(server: FakeServer) -> None:

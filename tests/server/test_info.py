@@ -12,7 +12,7 @@ from mtplx.batching.cohorts import CohortStatus, SourceCounts
 from mtplx.batching.speculation import Costs, CostTable, DraftCost
 from mtplx.errors import OverloadedError
 from mtplx.telemetry.counters import DraftingStatus
-from tests.server.asgi import ask, chat, complete
+from tests.server.asgi import ask, chat, complete, error_of
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, engine_status, fake_server
 
 
@@ -48,6 +48,17 @@ def test_models_show_the_served_one_with_its_limit(server: FakeServer) -> None:
 def test_health_is_ok_while_the_engine_lives(server: FakeServer) -> None:
     response = ask(server, "GET", "/health")
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+def test_health_is_503_while_a_step_is_overdue_and_ok_again_when_it_has_ended(tmp_path: Path) -> None:
+    server = fake_server(tmp_path, step_timeout_s=60)
+    now_s = time.monotonic()
+    for started_at_s, status in ((None, 200), (now_s, 200), (now_s - 61, 503), (None, 200)):
+        server.streams.step_start_s = started_at_s
+        response = ask(server, "GET", "/health")
+        assert response.status_code == status
+        if status == 503:
+            assert error_of(response)["code"] == "step_overdue"
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", f"/v1/models/{MODEL}", "/v1/status", "/status", "/metrics"])

@@ -77,6 +77,9 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "kv_cache_tokens": plain("kv_cache_tokens", 1024, 2048),
     "decode_batch_max": plain("decode_batch_max", 1, 32),
     "max_queue": plain("max_queue", 0, 7),
+    "max_connections": plain("max_connections", 1, 4096),
+    "receive_timeout_s": plain("receive_timeout_s", 0.5, 60.0),
+    "step_timeout_s": plain("step_timeout_s", 0.5, 600.0),
     "prefill_chunk_tokens": plain("prefill_chunk_tokens", 16, 128),
     "prefix_cache": plain("prefix_cache", "off", "on"),
     "experimental_mtp_cohorts": (

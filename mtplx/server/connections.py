@@ -1,0 +1,106 @@
+"""What connections may cost before they have asked for anything: how many are open, and how slowly a request comes.
+
+uvicorn's own protocol would wait for the rest of a request for ever, and answers what isn't HTTP with plain text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import dataclass
+from typing import Any, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mtplx.errors import HeadTooLargeError, MtplxError, OverloadedError, RequestError, SlowRequestError
+from mtplx.server.boundary import MAX_HEAD_BYTES
+from mtplx.server.error_bodies import answer_of
+
+LINGER_S = 2.0  # a refused client gets this long to read why: closing at once would discard it with what it still sends
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Beyond `max_connections` open ones a new one is refused; a request must come whole in `receive_timeout_s`."""
+
+    max_connections: int
+    receive_timeout_s: float
+
+
+def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """What uvicorn takes as its `http`."""
+    return cast("type[asyncio.Protocol]", functools.partial(BoundedProtocol, limits))
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection. Its timer runs exactly while a request has begun, or a first one is due, and isn't whole."""
+
+    def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > 2 * self._limits.max_connections:
+            transport.abort()  # those that linger are bounded too
+        elif len(self.connections) > self._limits.max_connections:
+            self._refuse(OverloadedError(f"the limit of {self._limits.max_connections} connections is reached"))
+        else:
+            self._timer = self.loop.call_later(self._limits.receive_timeout_s, self._on_late)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        super().data_received(data)
+        if self._is_refused:
+            return
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self._limits.receive_timeout_s, self._on_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls when the bytes aren't HTTP, or a head that isn't whole is over the limit."""
+        if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
+            self._refuse(HeadTooLargeError(f"the head is over the limit of {MAX_HEAD_BYTES} bytes"))
+        else:
+            self._refuse(RequestError("this is not an HTTP/1.1 request", code="invalid_http"))
+
+    def _on_late(self) -> None:
+        self._refuse(SlowRequestError(f"the request didn't come whole in {self._limits.receive_timeout_s:g} seconds"))
+
+    def _refuse(self, error: MtplxError) -> None:
+        """Answers and hangs up; where an answer has begun already, hangs up alone. The app hears of a disconnect."""
+        self._stop_timer()
+        self._is_refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        self._send(error)
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _send(self, error: MtplxError) -> None:
+        response = answer_of(error).response()
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        body = bytes(response.body)
+        for event in (h11.Response(status_code=response.status_code, headers=headers), h11.Data(body)):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write(self.conn.send(h11.EndOfMessage()) or b"")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
