@@ -21,8 +21,9 @@ class SamplingParams:
 
     `draft_depth` caps the tokens guessed ahead, for speed alone: no answer depends on it; None leaves it to the server.
     `seed` None means that a random one is drawn at admission and reported. `logprobs` None means none are wanted, 0 the
-    chosen token's alone, k also the k likeliest. `max_tokens` None means up to the context limit. `top_k` 0 and
-    `top_p` 1.0 and `min_p` 0.0 keep every token.
+    chosen token's alone, k also the k likeliest; `prompt_logprobs` the same of the prompt's tokens but the first.
+    `max_tokens` None means up to the context limit, 0 nothing but the prompt's scores. `top_k` 0 and `top_p` 1.0 and
+    `min_p` 0.0 keep every token.
 
     Raises:
         RequestError: a value is out of its range; `param` names the field.
@@ -43,6 +44,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     draft_depth: int | None = None
 
     def __post_init__(self) -> None:
@@ -54,9 +56,10 @@ class SamplingParams:
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         _in_range("seed", self.seed, -(2**63), MAX_SEED)
-        _in_range("max_tokens", self.max_tokens, 1, None)
+        _in_range("max_tokens", self.max_tokens, 0, None)
         _in_range("min_tokens", self.min_tokens, 0, None)
         _in_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         _in_range("draft_depth", self.draft_depth, 0, MAX_DRAFT_DEPTH)
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)

@@ -92,7 +92,7 @@ class FakeModel:
         return row.block_ids[position // self._block_size] * self._block_size + position % self._block_size
 
     def _verify(self, row: Row) -> RowOutcome:
-        if not row.num_logits:
+        if not row.num_drawn:
             return RowOutcome()
         history = [self._slots[self._slot(row, position)] for position in range(row.end - row.num_drafts)]
         emitted = [next_token(history)]
@@ -117,6 +117,9 @@ class SimRequest:
     family: int = 0
     cache_salt: bytes = b""
     prompt_of: int | None = None  # whose own tokens it has after the common ones; its own seq_id's by default
+    priority: int = 0
+    request: int | None = None
+    is_scored: bool = False
 
     @property
     def prompt(self) -> list[int]:
@@ -130,6 +133,8 @@ class SimRequest:
     def answer(self) -> tuple[list[int], FinishReason]:
         """What must come out, computed without any scheduler."""
         history = self.prompt
+        if self.max_tokens == 0:
+            return [], FinishReason.LENGTH
         while True:
             history.append(next_token(history))
             emitted = history[self.prompt_len :]
@@ -148,6 +153,7 @@ class Trace:
     token_ids: list[int] = field(default_factory=list)
     token_steps: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
+    scored_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     @property
@@ -200,8 +206,18 @@ class Simulator:
     def add(self, request: SimRequest) -> None:
         self.traces[request.seq_id] = Trace(self.num_steps, self.now_s)
         stops = StopRules(request.max_tokens, request.stop_ids)
-        salt = request.cache_salt
-        self.table.add(Sequence(request.seq_id, request.prompt, request.prompt_len, stops, cache_salt=salt))
+        self.table.add(
+            Sequence(
+                request.seq_id,
+                request.prompt,
+                request.prompt_len,
+                stops,
+                cache_salt=request.cache_salt,
+                priority=request.priority,
+                request=request.request,
+                num_unscored=request.prompt_len - 1 if request.is_scored else 0,
+            )
+        )
         self.table.check()
 
     def cancel(self, seq_id: int) -> bool:
@@ -222,6 +238,9 @@ class Simulator:
                 outcomes[index] = RowOutcome(error="broken on purpose")
         for seq_id in cancel_between:
             self.cancel(seq_id)
+        for row, outcome in zip(plan.rows, outcomes, strict=True):
+            if outcome.error is None and self.table.get(row.seq_id) is not None:
+                self.traces[row.seq_id].scored_ids += row.scored_ids
         events = self.scheduler.commit(plan, outcomes)
         self.table.check()
         self.plans.append(plan)

@@ -19,7 +19,7 @@ MAX_OVERTAKEN = 8
 
 def max_entries(sequence: Sequence) -> int:
     """The most cache entries it can ever need; the last token of an answer is never fed back."""
-    return sequence.prompt_len + sequence.stops.max_tokens - 1
+    return sequence.prompt_len + max(1, sequence.stops.max_tokens) - 1
 
 
 def entries_to_start(sequence: Sequence) -> int:

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from mtplx.batching.state import Sequence
 
 
+MAX_SCORED_TOKENS = 128
+"""Prompt tokens of one step whose logits are all wanted, over all sequences: a line of logits takes its 200 kB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Phases:
     """The running sequences by what they do next, each in the order they were given."""
@@ -42,15 +46,18 @@ def split_phases(running: Iterable[Sequence]) -> Phases:
 def share_out(line: Iterable[Sequence], budget: int) -> list[Share]:
     """Gives each in turn as many tokens as it has pending, until the budget is spent.
 
-    Three sequences with 10, 50 and 20 tokens pending and a budget of 64 get 10, 50 and 4.
+    Three sequences with 10, 50 and 20 tokens pending and a budget of 64 get 10, 50 and 4. Prompts that are to be scored
+    get MAX_SCORED_TOKENS together at most.
     """
     shares = []
+    num_to_score = MAX_SCORED_TOKENS
     for sequence in line:
-        if budget <= 0:
-            break
-        num_tokens = min(sequence.num_pending, budget)
+        num_tokens = min(sequence.num_pending, budget, num_to_score if sequence.num_unscored else budget)
+        if num_tokens <= 0:
+            continue
         shares.append(Share(sequence, num_tokens))
         budget -= num_tokens
+        num_to_score -= num_tokens if sequence.num_unscored else 0
     return shares
 
 

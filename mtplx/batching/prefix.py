@@ -43,6 +43,8 @@ class PrefixCache:
     entries are never written again, but for the slots of a draft head that aren't built yet: whoever builds them writes
     the same. It stays until its place is needed, the ends of long prefixes before their beginnings.
 
+    With `is_on` False only the choices of one request share, and of nothing but their own prompt.
+
     Invariants, which `check` asserts: each key has one block, each published block one key, and the allocator keeps
     exactly the published ones.
     """
@@ -75,7 +77,7 @@ class PrefixCache:
         Never the block of its last token: somebody wants the logits there, and they aren't kept.
         """
         found: list[int] = []
-        if not self._block_of or not sequence.reads_prefix:
+        if not self._block_of or not sequence.reads_prefix or not self._takes_part(sequence):
             return found
         for index in range(first, (len(sequence.token_ids) - 1) // self._blocks.block_size):
             block_id = self._block_of.get(self._key(sequence, index))
@@ -126,13 +128,13 @@ class PrefixCache:
         """The sequences of a line of prompts, but of several that come to the same block next only the first.
 
         The others take that block over when it is computed, and lose nothing by waiting: where the first is cancelled,
-        the next step is theirs.
+        the next step is theirs. Nobody is waited for in vain: who reads no prefix leads as well.
         """
         keys: set[bytes] = set()
         leading = []
         for sequence in line:
             key = self._next_key(sequence)
-            if key is None or key not in keys:
+            if key is None or key not in keys or not sequence.reads_prefix:
                 leading.append(sequence)
             if key is not None:
                 keys.add(key)
@@ -140,7 +142,7 @@ class PrefixCache:
 
     def publish(self, sequence: Sequence) -> None:
         """Makes what a sequence has filled since the last time findable. Of two equal blocks the first stays."""
-        if not self._is_on:
+        if not self._takes_part(sequence):
             return
         size = self._blocks.block_size
         num_full = min(sequence.num_computed, len(sequence.token_ids)) // size
@@ -189,7 +191,14 @@ class PrefixCache:
         """The key of the block that a sequence computes next, if others could take it over or it theirs."""
         index = sequence.num_computed // self._blocks.block_size
         is_whole = index < (len(sequence.token_ids) - 1) // self._blocks.block_size
-        return self._key(sequence, index) if self._is_on and sequence.reads_prefix and is_whole else None
+        return self._key(sequence, index) if is_whole and self._takes_part(sequence) else None
+
+    def _takes_part(self, sequence: Sequence) -> bool:
+        return self._is_on or sequence.request is not None
+
+    def _salt(self, sequence: Sequence) -> bytes:
+        """What tells those apart that share nothing."""
+        return sequence.cache_salt if self._is_on else f"request {sequence.request}".encode()
 
     def _key(self, sequence: Sequence, index: int) -> bytes:
         """The key of a sequence's full block; computed once, since tokens only ever get more."""
@@ -197,7 +206,7 @@ class PrefixCache:
         while len(keys) <= index:
             token_ids = sequence.token_ids[len(keys) * size : (len(keys) + 1) * size]
             assert len(token_ids) == size, "only full blocks have keys"
-            before = keys[-1] if keys else sha256(self._root + sequence.cache_salt).digest()
+            before = keys[-1] if keys else sha256(self._root + self._salt(sequence)).digest()
             keys.append(sha256(before + array("q", token_ids).tobytes()).digest())
         return keys[index]
 

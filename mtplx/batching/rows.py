@@ -10,7 +10,7 @@ def next_row(sequence: Sequence, max_tokens: int, block_size: int) -> Row:
     """Returns up to `max_tokens` pending tokens as a row, then drafts if there is room.
 
     Drafts follow only when the row reaches the end of the tokens, and are cut to `max_tokens` and to the blocks held: a
-    draft never costs a block that wasn't reserved.
+    draft never costs a block that wasn't reserved. Of a prompt that is to be scored every token has logits, once.
 
         token_ids p p p p e, computed 4, drafts d d, max_tokens 2: start 4, tokens e d, logits for both
         token_ids p p p p p, computed 0, max_tokens 2:             start 0, tokens p p, no logits
@@ -21,13 +21,15 @@ def next_row(sequence: Sequence, max_tokens: int, block_size: int) -> Row:
     assert start < end <= room, f"sequence {sequence.seq_id} has no blocks for positions {start} to {end}"
     is_at_end = end == len(sequence.token_ids)
     drafts = sequence.draft_ids[: min(start + max_tokens, room) - end] if is_at_end else []
+    scored_ids = _scored_ids(sequence, start, end)
     return Row(
         sequence.seq_id,
         start,
         (*sequence.token_ids[start:end], *drafts),
         tuple(sequence.block_ids),
-        num_logits=1 + len(drafts) if is_at_end else 0,
+        num_logits=len(scored_ids) + (1 + len(drafts) if is_at_end else 0),
         num_drafts=len(drafts),
+        scored_ids=scored_ids,
     )
 
 
@@ -43,13 +45,23 @@ def apply_outcome(sequence: Sequence, row: Row, outcome: RowOutcome) -> Sequence
     if outcome.error is not None:
         return SequenceEvent(row.seq_id, (), FinishReason.ERROR, outcome.error)
     accepted = outcome.token_ids[:-1]
-    assert bool(outcome.token_ids) == bool(row.num_logits), "a token for each row that wants logits, else none"
+    assert bool(outcome.token_ids) == bool(row.num_drawn), "a token for each row that wants one, else none"
     assert accepted == row.draft_ids[: len(accepted)], "the tokens before the last are accepted drafts"
     sequence.num_computed = row.end - row.num_drafts + len(accepted)
     sequence.num_served += 1
     sequence.draft_ids = []
-    if not row.num_logits:
+    sequence.num_unscored -= len(row.scored_ids)
+    if not row.num_drawn:
         return None
     emitted, reason = cut(outcome.token_ids, sequence.num_emitted, sequence.stops)
     sequence.token_ids.extend(emitted)
     return SequenceEvent(row.seq_id, emitted, reason, num_cached=sequence.num_cached)
+
+
+def _scored_ids(sequence: Sequence, start: int, end: int) -> tuple[int, ...]:
+    """The prompt tokens that are still to be scored and whose logits a row from `start` to `end` computes.
+
+    prompt of 6, 3 unscored (the tokens at 3, 4, 5), start 0, end 4: the tokens at 3 and 4
+    """
+    first = max(start + 1, sequence.prompt_len - sequence.num_unscored)
+    return tuple(sequence.token_ids[first : min(end + 1, sequence.prompt_len)])

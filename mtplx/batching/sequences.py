@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from itertools import islice
 
 from mtplx.batching.admission import MAX_OVERTAKEN, Room, entries_to_start, max_entries, next_to_admit
 from mtplx.batching.blocks import BlockAllocator
+from mtplx.batching.line import WaitingLine
 from mtplx.batching.prefix import PrefixCache
 from mtplx.batching.rows import apply_outcome, next_row
 from mtplx.batching.state import (
@@ -38,8 +40,8 @@ class SequenceTable:
     waiting one holds no blocks and has nothing computed; a running one holds the blocks of its computed tokens at
     least and has a token pending; a block's holders are exactly the sequences that name it.
 
-    The first of `running` is never preempted for want of blocks, so some sequence always gets to its end. Without
-    `prefix` nothing is shared.
+    Of those of the highest priority in `running` the first is never preempted for want of blocks, so some sequence
+    always gets to its end. Without `prefix` nothing is shared.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class SequenceTable:
         self.prefix = prefix or PrefixCache(blocks, is_on=False)
         self._max_overtaken = max_overtaken
         self._by_id: dict[int, Sequence] = {}
-        self._waiting: list[Sequence] = []
+        self._waiting = WaitingLine()
         self._running: list[Sequence] = []
         self._num_preemptions = 0
 
@@ -85,12 +87,12 @@ class SequenceTable:
 
     def could_hold(self, prompt_len: int, max_tokens: int) -> bool:
         """Whether such a sequence fits when it has the cache to itself; the server refuses the others."""
-        return self.blocks.blocks_for(prompt_len + max_tokens - 1) <= self.blocks.num_total
+        return self.blocks.blocks_for(prompt_len + max(1, max_tokens) - 1) <= self.blocks.num_total
 
     # In and out
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a new sequence at the end of the line.
+        """Puts a new sequence in the line, behind all of its priority.
 
         Raises:
             AssertionError: its id is taken, its prompt is empty, it isn't new, or it could never fit.
@@ -101,7 +103,7 @@ class SequenceTable:
         assert not sequence.block_ids
         assert self.could_hold(sequence.prompt_len, sequence.stops.max_tokens), "could_hold must be asked before"
         self._by_id[sequence.seq_id] = sequence
-        self._waiting.append(sequence)
+        self._waiting.join(sequence)
 
     def cancel(self, seq_id: int) -> bool:
         """Removes a sequence in any state and frees its blocks at once; False when there is none of that id."""
@@ -134,9 +136,9 @@ class SequenceTable:
                 break
             if self._blocks_to_start(self._waiting[index]) > self._num_spare():
                 self._take_back_surplus()
-            for passed in self._waiting[:index]:
+            for passed in islice(self._waiting, index):
                 passed.num_overtaken = min(passed.num_overtaken + 1, self._max_overtaken)
-            sequence = self._waiting.pop(index)
+            sequence = self._waiting.take(index)
             self._start(sequence)
             admitted.append(sequence)
         return admitted
@@ -151,20 +153,21 @@ class SequenceTable:
         return True
 
     def secure_next_tokens(self) -> None:
-        """Gives every running sequence room for its next token, first admitted first.
+        """Gives every running sequence room for its next token, the most urgent first and the first admitted of these.
 
         While blocks are short, first the blocks that were taken for drafts come back, then the sequence admitted last
-        is preempted. It goes back to the front of the line, in order of arrival, and is computed again later; its
-        answer can't change, only its pace. Before all that, prompts go on behind what others have computed of them.
+        of those with the lowest priority is preempted. It goes back to the front of its priority, in order of arrival,
+        and is computed again later; its answer can't change, only its pace. Before all that, prompts go on behind what
+        others have computed of them.
         """
         for sequence in self._running:
             self._share_ahead(sequence)
-        for sequence in self.running:
+        for sequence in sorted(self._running, key=lambda running: -running.priority):
             while sequence.status is SequenceStatus.RUNNING and not self.reserve(sequence, 1):
                 if self._take_back_surplus():
                     continue
                 assert self.num_running > 1, f"sequence {sequence.seq_id} doesn't fit alone"
-                self.preempt(self._running[-1])
+                self.preempt(min(reversed(self._running), key=lambda running: running.priority))
 
     def reserve_drafts(self, sequence: Sequence, depth: int) -> int:
         """Returns for how many of `depth` drafts after its pending token a decoding sequence now has blocks.
@@ -191,21 +194,21 @@ class SequenceTable:
         sequence.draft_ids = list(draft_ids[: self.reserve_drafts(sequence, len(draft_ids))])
 
     def preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to the line, before the first that arrived later; its tokens are kept."""
-        arrived_later = (index for index, other in enumerate(self._waiting) if other.seq_id > sequence.seq_id)
+        """Sends a running sequence back to the line, before those that arrived later; its tokens are kept."""
         self._stop_running(sequence)
-        self._waiting.insert(next(arrived_later, len(self._waiting)), sequence)
+        self._waiting.rejoin(sequence)
 
     def make_way(self, max_running: int, candidates: Iterable[Sequence]) -> list[Sequence]:
         """Preempts as many candidates, in their order, as the head of the line needs to start, and returns them.
 
-        They go to the end of the line, or they would take back at once what they gave. If all of them wouldn't do,
-        nobody is preempted. The next `admit` starts the head.
+        They are no more urgent than the head, and go to the end of their priority, or they would take back at once
+        what they gave. If all of them wouldn't do, nobody is preempted. The next `admit` starts the head.
         """
         num_spare = self._num_spare()
         released: Counter[int] = Counter()
         victims: list[Sequence] = []
         for candidate in candidates:
+            assert candidate.priority <= self._waiting[0].priority
             victims.append(candidate)
             released.update(candidate.block_ids)
             num_spare += self._can_grow(candidate)
@@ -217,7 +220,7 @@ class SequenceTable:
             return []
         for victim in victims:
             self._stop_running(victim)
-            self._waiting.append(victim)
+            self._waiting.join(victim)
         return victims
 
     def row(self, sequence: Sequence, max_tokens: int) -> Row:
@@ -261,6 +264,7 @@ class SequenceTable:
         """Asserts the invariants of the table and of its blocks."""
         live = [*self._waiting, *self._running]
         assert sorted(sequence.seq_id for sequence in live) == sorted(self._by_id), "a sequence is lost, or here twice"
+        self._waiting.check()
         for sequence in self._waiting:
             assert sequence.status is SequenceStatus.WAITING
             assert not sequence.block_ids, f"waiting sequence {sequence.seq_id} holds blocks"
@@ -272,7 +276,8 @@ class SequenceTable:
             assert sequence.num_primed <= sequence.num_computed + 1, "the head is ahead of the model"
             assert sequence.num_published * self.blocks.block_size <= sequence.num_computed
         for sequence in live:
-            assert 0 <= sequence.num_emitted < sequence.stops.max_tokens
+            assert 0 <= sequence.num_emitted < max(1, sequence.stops.max_tokens)
+            assert 0 <= sequence.num_unscored < sequence.prompt_len
             assert 0 <= sequence.num_overtaken <= self._max_overtaken
         self.blocks.check(block_id for sequence in live for block_id in sequence.block_ids)
         self.prefix.check()
@@ -361,8 +366,10 @@ class SequenceTable:
         self._num_preemptions += 1
 
     def _remove(self, sequence: Sequence) -> None:
-        line = self._waiting if sequence.status is SequenceStatus.WAITING else self._running
-        line.remove(sequence)
+        if sequence.status is SequenceStatus.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
         self._release(sequence)
         sequence.status = SequenceStatus.FINISHED
         del self._by_id[sequence.seq_id]

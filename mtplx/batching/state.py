@@ -64,12 +64,15 @@ class Sequence:
     draft_ids: list[int] = field(default_factory=list)  # guesses to be verified in the next step
     num_served: int = 0  # turns it had, counted from the least of those it joined, for fairness
     num_overtaken: int = 0  # times a later arrival was admitted before it
+    priority: int = 0  # who waits with a higher one starts first
+    num_passed: int = 0  # later arrivals of a higher priority that have started before it
     num_preempted: int = 0
     admitted_len: int = 0  # tokens it had when it was last admitted
     max_draft_depth: int | None = None  # the request's own cap; None leaves it to the server
     num_primed: int = 0  # slots of the draft head's cache that are built from the model's own hidden states
     cache_salt: bytes = b""  # whose prefixes it may share: those with the same salt
-    reads_prefix: bool = True  # False: all of its prompt is computed, since more than the last logits are wanted
+    request: int | None = None  # the same for all choices of one request, which always share its prompt; None for one
+    num_unscored: int = 0  # the last so many prompt tokens whose scores are wanted and not yet computed
     prefix_keys: list[bytes] = field(default_factory=list)  # of its first full blocks, as far as they were asked for
     num_published: int = 0  # its first so many blocks are full and were offered to the prefix cache, or come from there
     num_cached: int = 0  # prompt tokens that were there before it had computed any
@@ -86,6 +89,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def reads_prefix(self) -> bool:
+        """Whether it may take over computed blocks: scores come from logits, and those of others aren't kept."""
+        return self.num_unscored == 0
+
+    @property
     def is_decoding(self) -> bool:
         return self.num_pending == 1 and self.num_emitted > 0
 
@@ -94,8 +102,13 @@ class Sequence:
 class Row:
     """`token_ids` of sequence `seq_id` from absolute position `start`; the last `num_drafts` of them are guesses.
 
-    Logits are wanted for the last `num_logits` tokens: 0 for a chunk inside the prompt, else 1 + num_drafts.
-    `block_ids` are the sequence's cache blocks in order; they cover position start + len(token_ids) - 1.
+    Logits are wanted for the last `num_logits` tokens. The first of these lines score `scored_ids`, prompt tokens that
+    are known: each the token behind its line's. The others say what comes next: `num_drawn` is 0 for a chunk inside the
+    prompt, else 1 + num_drafts. `block_ids` are the sequence's cache blocks in order; they cover position
+    start + len(token_ids) - 1.
+
+        prompt p q r s, tokens p q, all to be scored:        scored_ids q r, num_logits 2, num_drawn 0
+        then tokens r s:                                     scored_ids s,   num_logits 2, num_drawn 1
     """
 
     seq_id: int
@@ -104,6 +117,11 @@ class Row:
     block_ids: tuple[int, ...]
     num_logits: int
     num_drafts: int = 0
+    scored_ids: tuple[int, ...] = ()
+
+    @property
+    def num_drawn(self) -> int:
+        return self.num_logits - len(self.scored_ids)
 
     @property
     def draft_ids(self) -> tuple[int, ...]:

@@ -21,9 +21,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The chosen token and the `k` likeliest (logit descending, id ascending), all from one float64 log_softmax."""
+    """The chosen token and the `k` likeliest (logit descending, id ascending), all from one float64 log_softmax.
+
+    `rank` is the chosen one's place in that order; 1 is the likeliest.
+    """
 
     chosen: TokenLogprob
+    rank: int
     top: tuple[TokenLogprob, ...] = ()
 
 
@@ -42,4 +46,9 @@ def token_logprobs(
         return TokenLogprob(token_id, max(float(np.float32(value)), LOWEST_LOGPROB))
 
     top = tuple(logprob(token_id) for token_id in in_order(logits_V, num_top).tolist()) if num_top > 0 else ()
-    return TokenLogprobs(logprob(chosen_id), top)
+    return TokenLogprobs(logprob(chosen_id), _rank(logits_V, chosen_id), top)
+
+
+def _rank(logits_V: npt.NDArray[np.float32] | npt.NDArray[np.float64], token_id: int) -> int:
+    logit = logits_V[token_id]
+    return 1 + int(np.count_nonzero(logits_V > logit)) + int(np.count_nonzero(logits_V[:token_id] == logit))

@@ -33,7 +33,7 @@ def next_token(
     Raises:
         GenerationError: a NaN or +inf among the logits, or no token left with a finite one.
     """
-    if not _is_sound(logits_V):
+    if not is_sound(logits_V):
         raise GenerationError("the model returned logits without a finite largest value")
     scores_V = logits_V.astype(np.float64)
     with np.errstate(over="ignore"):  # a huge penalty or a tiny temperature may reach infinity; judged below
@@ -66,5 +66,6 @@ def greedy_tokens(logits_NV: Logits) -> tuple[npt.NDArray[np.int64], npt.NDArray
     return token_ids_N, np.isfinite(largest_N)
 
 
-def _is_sound(logits_V: Logits) -> bool:
-    return bool(np.isfinite(logits_V.max()))  # a maximum passes NaN on
+def is_sound(logits: Logits) -> bool:
+    """Whether there is no NaN or +inf among the logits of one row or of several, and each row has a finite one."""
+    return bool(np.isfinite(logits.max(axis=-1)).all())  # a maximum passes NaN on

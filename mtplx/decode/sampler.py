@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mtplx.batching.state import Row, RowOutcome, StepPlan
 from mtplx.decode.history import History
 from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
-from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, next_token
+from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, is_sound, next_token
 from mtplx.decode.noise import NoiseKey
 from mtplx.decode.noisy_argmax import NoisyArgmax, fastest_noisy_argmax
 from mtplx.errors import GenerationError, RequestError
@@ -24,10 +24,14 @@ from mtplx.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SampledRow:
-    """One row's outcome; `logprobs` has one entry a token where the request wants them, else none."""
+    """One row's outcome; `logprobs` has one entry a token where the request wants them, else none.
+
+    `prompt_logprobs` has one entry for each token that the row scores.
+    """
 
     outcome: RowOutcome
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Sampler:
@@ -80,8 +84,8 @@ class Sampler:
     def decode(self, plan: StepPlan, logits_WV: Logits) -> list[SampledRow]:
         """Returns what each row of the plan yields, in order; `logits_WV` has `plan.num_logits` lines in plan order.
 
-        A row without wanted logits yields nothing. A row whose logits can't give a token yields an error and leaves
-        the others alone.
+        A row inside a prompt yields scores, if it has any. A row whose logits can't give a token or a score yields an
+        error and leaves the others alone.
         """
         assert logits_WV.shape == (plan.num_logits, self._vocab_size), logits_WV.shape
         first_lines = _first_lines(plan)
@@ -106,8 +110,8 @@ class Sampler:
         lines = [
             line
             for row, first_line in zip(plan.rows, first_lines, strict=True)
-            if row.num_logits > 0 and self._entries[row.seq_id].is_plain_greedy
-            for line in range(first_line, first_line + row.num_logits)
+            if row.num_drawn > 0 and self._entries[row.seq_id].is_plain_greedy
+            for line in range(first_line + len(row.scored_ids), first_line + row.num_logits)
         ]
         if not lines:
             return {}
@@ -117,18 +121,40 @@ class Sampler:
         return {line: token_id for line, token_id, sound in found if sound}
 
     def _decode_row(self, row: Row, first_line: int, logits_WV: Logits, plain_tokens: Mapping[int, int]) -> SampledRow:
+        """The scores of the row's prompt tokens, then what is drawn behind them."""
+        num_scored = len(row.scored_ids)
+        try:
+            scores = self._scores(row, logits_WV[first_line : first_line + num_scored])
+        except GenerationError as error:
+            return SampledRow(RowOutcome(error=str(error)))
+        if row.num_drawn == 0:
+            return SampledRow(RowOutcome(), prompt_logprobs=scores)
+        drawn = self._draw_row(row, first_line + num_scored, logits_WV, plain_tokens)
+        return replace(drawn, prompt_logprobs=scores) if scores else drawn
+
+    def _scores(self, row: Row, logits_SV: Logits) -> tuple[TokenLogprobs, ...]:
+        if not row.scored_ids:
+            return ()
+        num_top = self._entries[row.seq_id].params.prompt_logprobs
+        assert num_top is not None, "scores that nobody asked for"
+        if not is_sound(logits_SV):
+            raise GenerationError("the model returned logits without a finite largest value")
+        return tuple(
+            token_logprobs(logits_V, token_id, num_top)
+            for logits_V, token_id in zip(logits_SV, row.scored_ids, strict=True)
+        )
+
+    def _draw_row(self, row: Row, first_line: int, logits_WV: Logits, plain_tokens: Mapping[int, int]) -> SampledRow:
         """Accepts drafts for as long as they equal the function's token; the last token is the function's own.
 
         drafts a b c, function a b x: emits a b x.   drafts a b c, function a b c d: emits a b c d.
         """
-        if row.num_logits == 0:
-            return SampledRow(RowOutcome())
         entry = self._entries[row.seq_id]
-        assert row.num_logits == 1 + row.num_drafts, "logits inside a prompt have no token to draw"
+        assert row.num_drawn == 1 + row.num_drafts, "a token for each draft and one more"
         assert row.end - row.num_drafts == entry.history.next_position, (row, entry.history.next_position)
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
-        for index in range(row.num_logits):
+        for index in range(row.num_drawn):
             logits_V = logits_WV[first_line + index]
             try:
                 plain_token = plain_tokens.get(first_line + index)

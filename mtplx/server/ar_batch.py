@@ -37,7 +37,8 @@ class ArBatch:
         self._prefilled_last = bool(phases.prefilling) and not is_decode_turn
         if is_decode_turn:
             return StepPlan(tuple(self.table.row(sequence, 1) for sequence in phases.decoding))
-        shares = share_out(phases.prefilling, self._chunk_tokens)
+        leading = self.table.prefix.without_twins(phases.prefilling)
+        shares = share_out(leading, self._chunk_tokens)
         return StepPlan(tuple(self.table.row(share.sequence, share.num_tokens) for share in shares))
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:

@@ -1,13 +1,12 @@
 """`mtp_cohort_experimental`: mtp_batch, and requests of one cohort share what they have in common.
 
-A prefix that one sequence computes is waited for by the others that need it next, and drafts also come from the texts
-of the cohort, where these are expected to be right for longer than the head. It runs without a head too. Who is in a
-cohort with whom changes at every step and changes no answer.
+Drafts also come from the texts of the cohort, where these are expected to be right for longer than the head. It runs
+without a head too. Who is in a cohort with whom changes at every step and changes no answer.
 """
 
 from __future__ import annotations
 
-from mtplx.batching.budget import share_out, split_phases
+from mtplx.batching.budget import split_phases
 from mtplx.batching.cohorts import Cohorts, CohortStatus
 from mtplx.batching.drafting import DraftHead
 from mtplx.batching.sequences import SequenceTable
@@ -44,6 +43,4 @@ class MtpCohort(MtpBatch):
         self.table.secure_next_tokens()
         self.table.admit(self.max_running)
         self.cohorts.sync(self.table)
-        phases = split_phases(self.table.running)
-        leading = self.table.prefix.without_twins(phases.prefilling)
-        return self._plan(phases, share_out(leading, self._chunk_tokens), head)
+        return self._plan(split_phases(self.table.running), head)

@@ -48,7 +48,8 @@ class Cooperative:
         self.table.secure_next_tokens()
         self._admit()
         phases = split_phases(sorted(self.table.running, key=_least_served_first))
-        num_prefill_pending = sum(sequence.num_pending for sequence in phases.prefilling)
+        leading = self.table.prefix.without_twins(phases.prefilling)
+        num_prefill_pending = sum(sequence.num_pending for sequence in leading)
         split = split_mixed(self._budget, len(phases.decoding), num_prefill_pending)
         decoding = phases.decoding[: split.num_decoding]
         if self.speculator and head:
@@ -61,7 +62,7 @@ class Cooperative:
                 max_drafts=max(0, self._budget - len(decoding) - split.num_prefill_tokens),
             )
         rows = [self.table.row(sequence, 1 + len(sequence.draft_ids)) for sequence in decoding]
-        for share in share_out(phases.prefilling, split.num_prefill_tokens):
+        for share in share_out(leading, split.num_prefill_tokens):
             rows.append(self.table.row(share.sequence, share.num_tokens))
         return StepPlan(tuple(rows))
 
@@ -81,8 +82,13 @@ class Cooperative:
         return bool(waiting) and waiting[0].seq_id == self._head_id and self._head_steps >= self._max_wait_steps
 
     def _yielding(self) -> list[Sequence]:
-        """Who could give way, the one with the most computed since its admission first."""
-        candidates = [sequence for sequence in self.table.running if _has_paid_off(sequence, self._budget)]
+        """Who could give way to the head of the line, the one with the most computed since its admission first."""
+        priority = self.table.waiting[0].priority
+        candidates = [
+            sequence
+            for sequence in self.table.running
+            if sequence.priority <= priority and _has_paid_off(sequence, self._budget)
+        ]
         return sorted(candidates, key=lambda sequence: (-sequence.num_computed, -sequence.seq_id))
 
     def _count_head(self) -> None:

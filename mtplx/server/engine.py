@@ -52,8 +52,15 @@ class Submit:
     choice: int
     stops: StopRules
     cache_salt: bytes = b""  # prompts share computation only where it is equal
-    reads_prefix: bool = True  # False: all of the prompt is computed
     cohort: bytes = b""  # whom it shares drafts with, where the mode has cohorts
+    request: int | None = None  # the same for all choices of one request; None where there is one
+    priority: int = 0  # who waits with a higher one starts first
+
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's logprobs come with this choice: they are the same for all, so one computes them."""
+        return self.params.prompt_logprobs is not None and self.choice == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ class Cancel:
 class SequenceOutput:
     """What a step did for one sequence; `logprobs` is empty or has one entry a token.
 
+    `prompt_logprobs` are those of the next prompt tokens, in order; a step inside a prompt has nothing else to tell.
     `num_accepted_tokens` of the `num_draft_tokens` that the step verified are among its first tokens.
     `num_cached_tokens` of the prompt came from the prefix cache, the same in every output of a sequence with tokens.
     """
@@ -80,6 +88,7 @@ class SequenceOutput:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class EngineCore:
@@ -120,8 +129,10 @@ class EngineCore:
                 stops=submit.stops,
                 max_draft_depth=submit.params.draft_depth,
                 cache_salt=submit.cache_salt,
-                reads_prefix=submit.reads_prefix,
                 cohort=submit.cohort,
+                request=submit.request,
+                priority=submit.priority,
+                num_unscored=len(submit.prompt_ids) - 1 if submit.scores_prompt else 0,
             )
         )
         try:
@@ -284,7 +295,8 @@ class EngineCore:
         has_raised = self.counters.num_failed_steps > num_failed
         self._count_in_a_row([row.outcome for row in sampled], has_raised=has_raised)
         speculator = self.scheduler.speculator
-        if speculator and not has_raised and plan.num_logits == plan.num_tokens:  # logits of prompts aren't wanted
+        is_decoding = all(row.num_drawn == len(row.token_ids) for row in plan.rows)  # prompts cost something else
+        if speculator and not has_raised and is_decoding:
             speculator.policy.stepped(plan.num_tokens, self._clock() - start_s)
         return sampled
 
@@ -327,9 +339,16 @@ class EngineCore:
     def _outputs(
         self, plan: StepPlan, sampled: Sequence[SampledRow], events: Sequence[SequenceEvent]
     ) -> list[SequenceOutput]:
-        """One output an event. Every event is of a row of the plan, in order; a row inside a prompt has none."""
-        results = {row.seq_id: (row, result) for row, result in zip(plan.rows, sampled, strict=True)}
-        return [self._output(event, *results[event.seq_id]) for event in events]
+        """One output a row, in order; a row inside a prompt has no event, and no output unless it has scores."""
+        event_of = {event.seq_id: event for event in events}
+        outputs = []
+        for row, result in zip(plan.rows, sampled, strict=True):
+            event = event_of.get(row.seq_id)
+            if event is not None:
+                outputs.append(self._output(event, row, result))
+            elif result.prompt_logprobs:
+                outputs.append(SequenceOutput(row.seq_id, prompt_logprobs=result.prompt_logprobs))
+        return outputs
 
     def _output(self, event: SequenceEvent, row: Row, result: SampledRow) -> SequenceOutput:
         num_accepted = 0
@@ -345,6 +364,7 @@ class EngineCore:
                 row.num_drafts,
                 num_accepted,
                 event.num_cached,
+                result.prompt_logprobs,
             )
         )
 

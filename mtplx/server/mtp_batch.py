@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from mtplx.batching.budget import Phases, Share, share_out, split_phases
+from mtplx.batching.budget import Phases, share_out, split_phases
 from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
@@ -38,16 +38,16 @@ class MtpBatch:
     def plan(self, head: DraftHead | None = None) -> StepPlan:
         self.table.secure_next_tokens()
         self.table.admit(self.max_running)
-        phases = split_phases(self.table.running)
-        return self._plan(phases, share_out(phases.prefilling, self._chunk_tokens), head)
+        return self._plan(split_phases(self.table.running), head)
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:
         if self.speculator:
             self.speculator.commit(plan, outcomes, self.table)
         return self.table.commit(plan, outcomes)
 
-    def _plan(self, phases: Phases, shares: Seq[Share], head: DraftHead | None) -> StepPlan:
-        """Drafts for all that decode, then their rows and the shares' chunks."""
+    def _plan(self, phases: Phases, head: DraftHead | None) -> StepPlan:
+        """Drafts for all that decode, then their rows and the chunks of prompts."""
+        shares = share_out(self.table.prefix.without_twins(phases.prefilling), self._chunk_tokens)
         if self.speculator:
             self.speculator.draft(
                 self.table,

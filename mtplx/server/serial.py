@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from mtplx.batching.budget import split_phases
+from mtplx.batching.budget import share_out, split_phases
 from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
@@ -36,7 +36,8 @@ class Serial:
         if self.speculator and head:
             self.speculator.draft(self.table, head, phases.decoding, phases.prefilling)
         rows = [self.table.row(sequence, 1 + len(sequence.draft_ids)) for sequence in phases.decoding]
-        rows += [self.table.row(sequence, self._chunk_tokens) for sequence in phases.prefilling]
+        shares = share_out(phases.prefilling, self._chunk_tokens)
+        rows += [self.table.row(share.sequence, share.num_tokens) for share in shares]
         return StepPlan(tuple(rows))
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:

@@ -50,7 +50,7 @@ def entry_for(token_id: int, k: int) -> TokenLogprobs:
     """The chosen token is the second likeliest; the likeliest is the id after it."""
     ranked = [TokenLogprob(token_id + 1, -0.25), TokenLogprob(token_id, CHOSEN_LOGPROB)]
     ranked += [TokenLogprob(token_id + 1 + rank, -float(rank)) for rank in range(1, 20)]
-    return TokenLogprobs(TokenLogprob(token_id, CHOSEN_LOGPROB), tuple(ranked[:k]))
+    return TokenLogprobs(TokenLogprob(token_id, CHOSEN_LOGPROB), 2, tuple(ranked[:k]))
 
 
 def interleaved(*sequences: Sequence[Item]) -> list[Item]:

@@ -82,8 +82,8 @@ class TestHits:
         assert admitted(table, 1, [*SYSTEM, 1]).num_computed == 0
         assert (table.prefix.status().is_on, table.prefix.status().num_blocks) == (False, 0)
         table = make_table(block_size=4, shares=True)
-        served(table, 0, [*SYSTEM, 1], reads_prefix=False)
-        assert admitted(table, 1, [*SYSTEM, 1], reads_prefix=False).num_computed == 0
+        served(table, 0, [*SYSTEM, 1], num_unscored=8)
+        assert admitted(table, 1, [*SYSTEM, 1], num_unscored=8).num_computed == 0
         assert admitted(table, 2, [*SYSTEM, 1]).num_computed == 8, "who doesn't read may write"
 
     def test_emitted_tokens_are_shared_too(self) -> None:
