@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from mtplx.batching.admission import max_entries
 from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.cohorts import Cohorts
 from mtplx.batching.depth import FixedDepth
@@ -286,7 +287,7 @@ class Simulator:
             assert request.end <= sequence.num_computed + 1, "the model hasn't come so far"
             assert request.depth == 0 or sequence.is_decoding
             assert request.depth == 0 or request.end == len(sequence.token_ids)
-            assert request.end + request.depth <= sequence.prompt_len + sequence.stops.max_tokens - 1, "past the answer"
+            assert request.end + request.depth <= max_entries(sequence), "past the answer"
         self.draft_calls.append(list(requests))
         return [self._drafter(self.table.get(r.seq_id).token_ids)[: r.depth] for r in requests]  # type: ignore[union-attr]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from mtplx.batching.state import Sequence
 
-
 MAX_SCORED_TOKENS = 128
 """Prompt tokens of one step whose logits are all wanted, over all sequences: a line of logits takes its 200 kB."""
 

@@ -41,7 +41,7 @@ class WaitingLine:
         self._line.insert(next(behind, len(self._line)), sequence)
 
     def take(self, index: int) -> Sequence:
-        """Removes a sequence that is about to start, and counts it for those that arrived before it and are less urgent.
+        """Removes a sequence that is about to start, and counts it for the less urgent that arrived before it.
 
         priorities 9 0 0, arrived 3 1 2, take(0): the last two have been passed once more
         """

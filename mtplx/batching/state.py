@@ -28,6 +28,7 @@ class SchedulerMode(StrEnum):
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    TIMEOUT = "timeout"  # its deadline came first
     CANCELLED = "cancelled"
     ERROR = "error"
 

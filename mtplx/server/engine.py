@@ -55,7 +55,7 @@ class Submit:
     cohort: bytes = b""  # whom it shares drafts with, where the mode has cohorts
     request: int | None = None  # the same for all choices of one request; None where there is one
     priority: int = 0  # who waits with a higher one starts first
-
+    deadline_s: float | None = None  # on the engine's clock: then it ends with what it has
 
     @property
     def scores_prompt(self) -> bool:
@@ -110,6 +110,7 @@ class EngineCore:
         self.counters = EngineCounters()
         self._sampler = Sampler(runner.spec.vocab_size)
         self._clock = clock
+        self._deadlines_s: dict[int, float] = {}
         self._num_failed_in_a_row = 0
         self._drafting = drafting_runner(runner) if scheduler.speculator else None
         self._num_failed_drafts_in_a_row = 0
@@ -147,12 +148,13 @@ class EngineCore:
         except BaseException:
             self.scheduler.table.cancel(submit.seq_id)
             raise
+        if submit.deadline_s is not None:
+            self._deadlines_s[submit.seq_id] = submit.deadline_s
 
     def cancel(self, cancel: Cancel) -> None:
         """Ends a sequence in any state; one that has already ended is none of our business."""
         if self.scheduler.table.cancel(cancel.seq_id):
-            self._sampler.remove(cancel.seq_id)
-            self.counters.num_finished[cancel.reason] += 1
+            self._forget(cancel.seq_id, cancel.reason)
 
     def step(self) -> list[SequenceOutput]:
         """Runs one step and returns what it did; nothing when there is nothing to do.
@@ -162,11 +164,12 @@ class EngineCore:
         """
         self.counters.step_started_at_s = self._clock()
         self.recorder.start()
+        overdue = self._end_overdue()
         plan = self.scheduler.plan(self._draft if self._drafting else None)
         self.recorder.lap(Stage.PLAN)
         if not plan.rows:
             self.counters.step_started_at_s = None
-            return []
+            return overdue
         decoding_ids = self._decoding_ids(plan)
         sampled = self._compute(plan)
         events = self.scheduler.commit(plan, [row.outcome for row in sampled])
@@ -176,7 +179,7 @@ class EngineCore:
         self._count_drafts(outputs, decoding_ids)
         self.recorder.lap(Stage.COMMIT)
         self.recorder.end(plan, outputs, is_decode=len(decoding_ids) == plan.width)
-        return outputs
+        return overdue + outputs
 
     def fail_all(self, message: str) -> list[SequenceOutput]:
         """Ends every sequence with an error and gives all blocks back."""
@@ -212,6 +215,16 @@ class EngineCore:
             prefix=table.prefix.status(),
             cohorts=self._cohorts.cohort_status if self._cohorts else None,
         )
+
+    def _end_overdue(self) -> list[SequenceOutput]:
+        """Ends whoever is past its deadline, in whatever state."""
+        if not self._deadlines_s:
+            return []
+        now_s = self._clock()
+        overdue = [seq_id for seq_id, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
+        for seq_id in overdue:
+            self.cancel(Cancel(seq_id, FinishReason.TIMEOUT))
+        return [SequenceOutput(seq_id, finish_reason=FinishReason.TIMEOUT) for seq_id in overdue]
 
     def _decoding_ids(self, plan: StepPlan) -> frozenset[int]:
         """The sequences whose row is their next token and drafts; a chunk's last token looks the same in a plan."""
@@ -370,6 +383,11 @@ class EngineCore:
 
     def _finish(self, output: SequenceOutput) -> SequenceOutput:
         if output.finish_reason is not None:
-            self._sampler.remove(output.seq_id)
-            self.counters.num_finished[output.finish_reason] += 1
+            self._forget(output.seq_id, output.finish_reason)
         return output
+
+    def _forget(self, seq_id: int, reason: FinishReason) -> None:
+        """Drops what is kept beside the table of a sequence that has left it."""
+        self._sampler.remove(seq_id)
+        self._deadlines_s.pop(seq_id, None)
+        self.counters.num_finished[reason] += 1

@@ -51,22 +51,32 @@ DRAFTERS: dict[str, Drafter | None] = {
 
 
 def random_request(rng: random.Random, seq_id: int, table: SequenceTable) -> SimRequest:
-    """One that fits alone; some end by a stop id, some by max_tokens."""
+    """One that fits alone; some end by a stop id, some by max_tokens, and some are scored."""
     capacity = table.blocks.num_total * table.blocks.block_size
     prompt_len = rng.choice([1, rng.randint(1, min(12, capacity)), rng.randint(1, capacity)])
-    max_tokens = rng.randint(1, min(40, capacity + 1 - prompt_len))
+    max_tokens = rng.randint(0, min(40, capacity + 1 - prompt_len))
     stop_ids = frozenset(rng.sample(range(97), rng.choice([0, 0, 3, 20])))
-    return SimRequest(seq_id=seq_id, prompt_len=prompt_len, max_tokens=max_tokens, stop_ids=stop_ids)
+    return SimRequest(
+        seq_id=seq_id,
+        prompt_len=prompt_len,
+        max_tokens=max_tokens,
+        stop_ids=stop_ids,
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        is_scored=rng.random() < 0.3,
+    )
 
 
 def assert_true_answer(sim: Simulator, request: SimRequest) -> None:
-    """The whole answer, or the beginning of it if it was cancelled or failed."""
+    """The whole answer and every score, once, or the beginning of them if it was cancelled or failed."""
     trace = sim.traces[request.seq_id]
     token_ids, reason = request.answer()
+    scored_ids = request.prompt[1:] if request.is_scored else []
+    assert trace.scored_ids == scored_ids[: len(trace.scored_ids)]
+    assert trace.scored_ids == scored_ids or not trace.token_ids
     if trace.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR, None):
         assert trace.token_ids == token_ids[: len(trace.token_ids)]
     else:
-        assert (trace.token_ids, trace.finish_reason) == (token_ids, reason)
+        assert (trace.token_ids, trace.finish_reason, trace.scored_ids) == (token_ids, reason, scored_ids)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -136,19 +146,34 @@ class ModeMachine(RuleBasedStateMachine):
         self.sim = Simulator(BUILDS[mode](self.table, width, chunk), drafter=mixed_drafts(3))
         self.requests: list[SimRequest] = []
 
-    @rule(prompt_share=st.floats(0, 1), max_tokens=st.integers(1, 12), num_stops=st.integers(0, 30))
-    def add(self, prompt_share: float, max_tokens: int, num_stops: int) -> None:
+    @rule(
+        prompt_share=st.floats(0, 1),
+        max_tokens=st.integers(0, 12),
+        num_stops=st.integers(0, 30),
+        priority=st.integers(-1, 1),
+        is_scored=st.booleans(),
+        num_choices=st.integers(1, 3),
+    )
+    def add(
+        self, prompt_share: float, max_tokens: int, num_stops: int, priority: int, is_scored: bool, num_choices: int
+    ) -> None:
         capacity = self.table.blocks.num_total * self.table.blocks.block_size
         max_tokens = min(max_tokens, capacity)
-        prompt_len = max(1, round(prompt_share * (capacity + 1 - max_tokens)))
-        request = SimRequest(
-            seq_id=len(self.requests),
-            prompt_len=prompt_len,
-            max_tokens=max_tokens,
-            stop_ids=frozenset(range(num_stops)),
-        )
-        self.requests.append(request)
-        self.sim.add(request)
+        prompt_len = max(1, round(prompt_share * (capacity + 1 - max(1, max_tokens))))
+        first_id = len(self.requests)
+        for choice in range(num_choices):
+            request = SimRequest(
+                seq_id=first_id + choice,
+                prompt_len=prompt_len,
+                max_tokens=max_tokens,
+                stop_ids=frozenset(range(num_stops)),
+                priority=priority,
+                is_scored=is_scored and choice == 0,
+                prompt_of=first_id,
+                request=first_id if num_choices > 1 else None,
+            )
+            self.requests.append(request)
+            self.sim.add(request)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())

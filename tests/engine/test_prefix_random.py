@@ -27,6 +27,7 @@ def random_request(rng: random.Random, seq_id: int, capacity: int) -> SimRequest
         common_len=min(prompt_len, rng.choice([0, 3, 8, 17, 200])),
         family=rng.randrange(2),
         cache_salt=rng.choice([b"one", b"one", b"other"]),
+        is_scored=rng.random() < 0.1,
     )
 
 
@@ -136,8 +137,13 @@ class PrefixMachine(ModeMachine):
         self.sim = SoakSimulator(BUILDS[mode](self.table, width, chunk), drafter=mixed_drafts(3))
         self.requests: list[SimRequest] = []
 
-    @rule(prompt_share=st.floats(0, 1), common_share=st.floats(0, 1), max_tokens=st.integers(1, 8))
-    def add(self, prompt_share: float, common_share: float, max_tokens: int) -> None:
+    @rule(
+        prompt_share=st.floats(0, 1),
+        common_share=st.floats(0, 1),
+        max_tokens=st.integers(1, 8),
+        is_scored=st.booleans(),
+    )
+    def add(self, prompt_share: float, common_share: float, max_tokens: int, is_scored: bool) -> None:
         capacity = self.table.blocks.num_total * self.table.blocks.block_size
         max_tokens = min(max_tokens, capacity)
         prompt_len = max(1, round(prompt_share * (capacity + 1 - max_tokens)))
@@ -146,6 +152,7 @@ class PrefixMachine(ModeMachine):
             prompt_len=prompt_len,
             max_tokens=max_tokens,
             common_len=round(common_share * prompt_len),
+            is_scored=is_scored,
         )
         self.requests.append(request)
         self.sim.add(request)
