@@ -15,9 +15,14 @@ from typing_extensions import TypeAliasType
 from mtplx.server.protocol import UNSUPPORTED, Accepted, Refused, StrictModel
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import CompletionRequest
+from mtplx.server.protocol_messages import MessagesRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-MODELS: dict[str, type[BaseModel]] = {"chat": ChatCompletionRequest, "completions": CompletionRequest}
+MODELS: dict[str, type[BaseModel]] = {
+    "chat": ChatCompletionRequest,
+    "completions": CompletionRequest,
+    "messages": MessagesRequest,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,10 @@ def field_rows(model: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:
     for name, field in model.model_fields.items():
         path = prefix + name
         yield _row(path, field)
-        for inner, is_listed in _models_in(field.annotation, is_listed=False):
-            yield from field_rows(inner, f"{path}.*." if is_listed else f"{path}.")
+        inside = list(_models_in(field.annotation, is_listed=False))
+        for inner, is_listed in inside:
+            kind = _kind_of(inner) if len(inside) > 1 else ""
+            yield from field_rows(inner, f"{path}.*{kind}." if is_listed else f"{path}{kind}.")
 
 
 def render_page(page: str) -> str:
@@ -60,6 +67,11 @@ def _row(path: str, field: FieldInfo) -> FieldRow:
         if isinstance(mark, Accepted):
             return FieldRow(path, "accepted", f"asks nothing of the answer: {mark.why}")
     return FieldRow(path, "obeyed", field.description or "")
+
+
+def _kind_of(model: type[BaseModel]) -> str:
+    """What tells a model from others that the same field may hold: the value of its type, such as (text)."""
+    return f"({'|'.join(get_args(model.model_fields['type'].annotation))})"
 
 
 def _models_in(annotation: Any, *, is_listed: bool) -> Iterator[tuple[type[BaseModel], bool]]:

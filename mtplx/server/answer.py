@@ -95,7 +95,7 @@ class Answer(Protocol):
 
 def make_head(prefix: str, *, model: str, fingerprint: str, seed: int) -> Head:
     """A head with an id of its own, made now."""
-    return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, fingerprint, seed)
+    return Head(f"{prefix}{uuid.uuid4().hex}", int(time.time()), model, fingerprint, seed)
 
 
 def make_choices(parts: AnswerParts) -> list[Choice]:

@@ -17,10 +17,13 @@ from mtplx.server.context import ServerContext
 from mtplx.server.error_bodies import PLANNED_ERRORS, answer_of
 from mtplx.server.handlers import CompletionHandlers
 from mtplx.server.handlers_info import InfoHandlers
+from mtplx.server.handlers_translated import TranslatedHandlers
+from mtplx.server.message_shapes import Message, MessageEvent, TokenCount
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import CompletionRequest
+from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
 from mtplx.server.responses import ChatCompletion, ChatCompletionChunk, Completion, ProfilePage
-from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events
+from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events, messages_errors
 from mtplx.telemetry.metrics import HttpMetrics
 
 __all__ = ["ServerContext", "create_app"]
@@ -30,7 +33,7 @@ def create_app(context: ServerContext) -> FastAPI:
     """The whole HTTP side over a running engine; starts and stops nothing."""
     metrics = HttpMetrics(context.streams.status)
     app = DescribedApi(
-        bodies=(ChatCompletionRequest, CompletionRequest),
+        bodies=(ChatCompletionRequest, CompletionRequest, MessagesRequest, CountTokensRequest),
         title="mtplx",
         version=context.version,
         description="The OpenAI API over one model. Fields that aren't supported are refused by name.",
@@ -39,7 +42,9 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     guards = [Depends(ApiKeyCheck(context.api_keys))] if context.api_keys else []
     info = InfoHandlers(context, metrics, started_at_s=time.monotonic())
-    app.include_router(_completion_routes(CompletionHandlers(context, metrics)), dependencies=guards)
+    completions = CompletionHandlers(context, metrics)
+    app.include_router(_completion_routes(completions), dependencies=guards)
+    app.include_router(_messages_routes(TranslatedHandlers(context, completions)), dependencies=guards)
     app.include_router(_info_routes(info), dependencies=guards)
     _add_get(app, "/health", info.health, responses=errors(503))
     _answer_errors(app, metrics)
@@ -76,6 +81,26 @@ def _completion_routes(handlers: CompletionHandlers) -> APIRouter:
     return router
 
 
+def _messages_routes(handlers: TranslatedHandlers) -> APIRouter:
+    router = APIRouter(tags=["messages"], responses=messages_errors(400, 401, 404, 413, 415, 500))
+    router.add_api_route(
+        "/v1/messages",
+        handlers.create_message,
+        methods=["POST"],
+        response_class=JSONResponse,
+        responses={**json_or_events(Message, MessageEvent, ""), **messages_errors(503, 529)},
+        openapi_extra=json_body(MessagesRequest),
+    )
+    router.add_api_route(
+        "/v1/messages/count_tokens",
+        handlers.count_tokens,
+        methods=["POST"],
+        response_model=TokenCount,
+        openapi_extra=json_body(CountTokensRequest),
+    )
+    return router
+
+
 def _info_routes(handlers: InfoHandlers) -> APIRouter:
     router = APIRouter(tags=["information"], responses=errors(401))
     _add_get(router, "/v1/models", handlers.list_models)
@@ -99,7 +124,7 @@ def _answer_errors(app: FastAPI, metrics: HttpMetrics) -> None:
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         count(error)
-        return answer_of(error).response()
+        return answer_of(error).response(request.url.path)
 
     for kind in PLANNED_ERRORS:
         app.add_exception_handler(kind, answer)

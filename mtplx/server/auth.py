@@ -8,13 +8,14 @@ from hashlib import sha256
 from typing import Annotated
 
 from fastapi import Depends
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import SecretStr
 from starlette.requests import Request
 
 from mtplx.errors import AuthenticationError
 
 _BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys")
+_KEY_HEADER = APIKeyHeader(name="x-api-key", auto_error=False, description="the same, as Anthropic's clients send it")
 
 
 class ApiKeyCheck:
@@ -24,12 +25,18 @@ class ApiKeyCheck:
         self._digests = tuple(sha256(key.get_secret_value().encode(errors="surrogateescape")).digest() for key in keys)
 
     async def __call__(
-        self, request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+        self,
+        request: Request,
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
+        key: Annotated[str | None, Depends(_KEY_HEADER)],
     ) -> None:
         """Marks the request with its tenant, the key's digest; raises AuthenticationError without a key of ours."""
-        if credentials is None:
-            raise AuthenticationError("this server needs an API key: send it as 'Authorization: Bearer KEY'")
-        sent = sha256(credentials.credentials.encode("latin-1")).digest()  # the bytes that came, as ASGI decodes them
+        key = key if credentials is None else credentials.credentials
+        if key is None:
+            raise AuthenticationError(
+                "this server needs an API key: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
+            )
+        sent = sha256(key.encode("latin-1")).digest()  # the bytes that came, as ASGI decodes them
         is_known = False
         for digest in self._digests:  # all of them, whichever fits: the time tells nothing
             is_known |= hmac.compare_digest(digest, sent)

@@ -53,7 +53,7 @@ class Boundary:
                 log.exception("request %s failed", request_id)
             self._on_error(error)
             if not has_started:
-                await answer_of(error).response()(scope, receive, send_with_id)
+                await answer_of(error).response(scope["path"])(scope, receive, send_with_id)
 
 
 def _request_id(headers: Headers) -> str:

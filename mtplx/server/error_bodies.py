@@ -1,4 +1,4 @@
-"""From any exception to an HTTP answer in OpenAI's shape; what isn't meant for clients never reaches them."""
+"""From any exception to an HTTP answer in the shape of the API that was asked; no more than clients should know."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from mtplx.errors import OverloadedError, RequestError, ServerError, TooManyRequestsError
 from mtplx.server.protocol import UNSUPPORTED
-from mtplx.server.responses import ErrorBody
+from mtplx.server.responses import ErrorBody, MessagesErrorBody
 
 _CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _CODES_BY_PYDANTIC_TYPE = {
@@ -29,6 +29,18 @@ _PLAIN_WORDS = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
 }
+MESSAGES_PATH = "/v1/messages"  # what is below it speaks as Anthropic's API does
+_OVERLOADED_MESSAGES = 529
+_MESSAGES_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    _OVERLOADED_MESSAGES: "overloaded_error",
+}
 PLANNED_ERRORS = (RequestError, ServerError, HTTPException, RequestValidationError)
 
 
@@ -44,7 +56,25 @@ class ErrorAnswer:
     def code(self) -> str:
         return self.body["error"]["code"] or "unknown"
 
-    def response(self) -> JSONResponse:
+    @property
+    def messages_status(self) -> int:
+        """The status as Anthropic's API has it: one of its own for a full queue, which its clients know by name."""
+        return _OVERLOADED_MESSAGES if self.code == OverloadedError.code else self.status
+
+    @property
+    def messages_body(self) -> MessagesErrorBody:
+        """The body in the shape of Anthropic's API, with the field and the code beside what that has."""
+        status, error = self.messages_status, self.body["error"]
+        kind = _MESSAGES_KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        return {
+            "type": "error",
+            "error": {"type": kind, "message": error["message"], "param": error["param"], "code": error["code"]},
+        }
+
+    def response(self, path: str = "") -> JSONResponse:
+        """The answer to a request of that path; a request that hasn't come so far has none."""
+        if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+            return JSONResponse(self.messages_body, self.messages_status, dict(self.headers))
         return JSONResponse(self.body, self.status, dict(self.headers))
 
 

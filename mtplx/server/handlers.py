@@ -50,10 +50,10 @@ class Endpoint:
 
 
 CHAT = Endpoint(
-    "chat_completions", "chatcmpl", "messages", adds_special_tokens=False, continues=False, make_answer=ChatAnswer
+    "chat_completions", "chatcmpl-", "messages", adds_special_tokens=False, continues=False, make_answer=ChatAnswer
 )
 _COMPLETIONS = Endpoint(
-    "completions", "cmpl", "prompt", adds_special_tokens=True, continues=True, make_answer=CompletionAnswer
+    "completions", "cmpl-", "prompt", adds_special_tokens=True, continues=True, make_answer=CompletionAnswer
 )
 
 

@@ -18,6 +18,13 @@ class ErrorBody(TypedDict):
     error: ErrorDetail
 
 
+class MessagesErrorBody(TypedDict):
+    """The same in the shape of Anthropic's API."""
+
+    type: Literal["error"]
+    error: ErrorDetail
+
+
 class PromptTokensDetails(TypedDict):
     cached_tokens: int  # the beginning of the prompt, as far as earlier requests had it computed
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from mtplx.server.responses import ErrorBody
+from mtplx.server.responses import ErrorBody, MessagesErrorBody
 
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
@@ -19,6 +19,7 @@ _ERRORS = {
     415: "the body isn't JSON",
     500: "generation failed",
     503: "the queue is full (try again after `Retry-After` seconds), or the engine is not running",
+    529: "the queue is full (try again after `Retry-After` seconds)",
 }
 
 Responses = dict[int | str, dict[str, Any]]
@@ -29,15 +30,20 @@ def errors(*statuses: int) -> Responses:
     return {status: {"model": ErrorBody, "description": _ERRORS[status]} for status in statuses}
 
 
+def messages_errors(*statuses: int) -> Responses:
+    """The same with the error body of Anthropic's API."""
+    return {status: {"model": MessagesErrorBody, "description": _ERRORS[status]} for status in statuses}
+
+
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
     """For `openapi_extra`: the handler reads a `model` from the body."""
     content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-def json_or_events(model: Any, chunk: Any) -> Responses:
-    """Documents a 200 that is either one body or a stream of chunks."""
-    events = f"events whose data is a {chunk.__name__}, then [DONE]; after an error an event with the error's body"
+def json_or_events(model: Any, chunk: Any, end: str = ", then [DONE]") -> Responses:
+    """Documents a 200 that is either one body or a stream of chunks and its `end`."""
+    events = f"events whose data is a {chunk.__name__}{end}; after an error an event with the error's body"
     return {
         200: {
             "model": model,

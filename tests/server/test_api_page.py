@@ -16,6 +16,7 @@ from mtplx.server.body import MAX_BODY_BYTES
 from mtplx.server.error_bodies import _CODES_BY_PYDANTIC_TYPE, _CODES_BY_STATUS
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import CompletionRequest
+from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
 from tests.server.asgi import ask
 from tests.server.fakes import fake_server
 
@@ -64,6 +65,10 @@ def test_fields_inside_fields_have_rows(generator: ModuleType) -> None:
 )
 def test_every_field_of_the_official_client_is_known(known: Any, model: Any) -> None:
     assert set(get_type_hints(known)) - set(model.model_fields) == set()
+
+
+def test_tokens_are_counted_of_fields_that_a_message_has() -> None:
+    assert CountTokensRequest.model_fields.keys() <= MessagesRequest.model_fields.keys()
 
 
 def test_page_names_every_endpoint(tmp_path: Path, page: str) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.asgi import CHAT, COMPLETIONS, ask, error_of
+from tests.server.asgi import CHAT, COMPLETIONS, ask
 from tests.server.fakes import MODEL, FakeServer, fake_server
 
 GUARDED = [
     ("POST", CHAT),
     ("POST", COMPLETIONS),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
     ("GET", "/v1/status"),
@@ -35,15 +37,27 @@ def test_no_key_or_a_wrong_one_is_401(server: FakeServer, method: str, path: str
     response = ask(server, method, path, headers=headers)
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
-    error = error_of(response)
-    assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
+    assert response.json()["error"]["code"] == "invalid_api_key"
     assert "first-key" not in response.text
 
 
 @pytest.mark.parametrize("key", ["first-key", "second-kéy", "third-key"])
 def test_every_key_opens(server: FakeServer, key: str) -> None:
-    response = ask(server, "GET", "/v1/models", headers={"authorization": f"Bearer {key}".encode()})
-    assert response.status_code == 200
+    for headers in ({"authorization": f"Bearer {key}".encode()}, {"x-api-key": key.encode()}):
+        assert ask(server, "GET", "/v1/models", headers=headers).status_code == 200
+
+
+def test_a_key_is_the_same_client_in_either_header(server: FakeServer) -> None:
+    salts = []
+    for headers in ({"authorization": "Bearer first-key"}, {"x-api-key": "first-key"}):
+        ask(server, "POST", COMPLETIONS, json={"model": MODEL, "prompt": "hi"}, headers=headers)
+        salts.append(server.last.cache_salt)
+    assert salts[0] == salts[1] != b""
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "first-keyx"])
+def test_a_wrong_key_in_the_other_header_is_401(server: FakeServer, key: str) -> None:
+    assert ask(server, "GET", "/v1/models", headers={"x-api-key": key}).status_code == 401
 
 
 def test_prompts_share_computation_only_within_a_key_and_a_salt(server: FakeServer) -> None:

@@ -52,7 +52,7 @@ def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
 def test_422_is_never_described(described: dict[str, Any]) -> None:
     statuses = {s for path in described["paths"].values() for op in path.values() for s in op["responses"]}
     assert "422" not in statuses
-    assert {"200", "400", "401", "404", "413", "415", "500", "503"} <= statuses
+    assert {"200", "400", "401", "404", "413", "415", "500", "503", "529"} <= statuses
 
 
 def test_unknown_fields_are_forbidden(described: dict[str, Any]) -> None:
@@ -142,5 +142,5 @@ def test_answers_are_as_described(server: FakeServer, described: dict[str, Any])
 
 def test_keys_are_described_where_they_are_needed(tmp_path: Path) -> None:
     described = ask(fake_server(tmp_path, api_keys=("k",)), "GET", "/openapi.json").json()
-    assert described["paths"][CHAT]["post"]["security"] == [{"HTTPBearer": []}]
+    assert described["paths"][CHAT]["post"]["security"] == [{"HTTPBearer": []}, {"APIKeyHeader": []}]
     assert "security" not in described["paths"]["/health"]["get"]

@@ -1,0 +1,167 @@
+"""From a request of Anthropic's API to the same request of chat completions; knows nothing of answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from mtplx.errors import RequestError
+from mtplx.server.protocol_chat import ChatCompletionRequest
+from mtplx.server.protocol_messages import (
+    CountTokensRequest,
+    InputMessage,
+    MessagesRequest,
+    OutputConfig,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from mtplx.server.protocol_translated import Names, chat_request
+
+_PATTERNS = {
+    r"messages": "messages",
+    r"stop": "stop_sequences",
+    r"tools\.(\d+)\.function\.parameters": r"tools.\1.input_schema",
+    r"tools\.(\d+)\.function": r"tools.\1",
+    r"tool_choice(\..*)?": "tool_choice",
+    r"parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    r"response_format\.json_schema": "output_config.format",
+    r"response_format": "output_config.format",
+    r"chat_template_kwargs(\..*)?": "thinking",
+}
+
+Fields = dict[str, Any]  # of a chat message or of a part of it
+Placed = tuple[str, Fields]  # the path of what a chat message was made of, and the message
+
+
+def chat_of_messages(body: CountTokensRequest) -> tuple[ChatCompletionRequest, Names]:
+    """The request, and what its fields are called by whoever sent `body`.
+
+    Raises:
+        RequestError: chat completions refuse it, or a block is in a turn of the wrong role.
+    """
+    placed = _joined([*_system(body), *_conversation(body.messages)])
+    names = Names([path for path, _ in placed], _PATTERNS)
+    fields = {
+        "model": body.model,
+        "messages": [_finished(message) for _, message in placed],
+        **_tool_fields(body.tools, body.tool_choice),
+        **_answer_fields(body.output_config),
+        **(_generation_fields(body) if isinstance(body, MessagesRequest) else {}),
+    }
+    return chat_request(fields, names), names
+
+
+def _generation_fields(body: MessagesRequest) -> dict[str, Any]:
+    return {
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "stream": body.stream,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        **body.engine_fields(),
+    }
+
+
+def _tool_fields(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if tools:
+        fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in tools]
+    if choice is None:
+        return fields
+    if (choice.type == "tool") != (choice.name is not None):
+        raise RequestError("tool_choice.name goes with the type tool, and with no other", "tool_choice.name")
+    named = {"type": "function", "function": {"name": choice.name}}
+    fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
+    if choice.disable_parallel_tool_use is not None and choice.type != "none":
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return fields
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    function: Fields = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {key: value for key, value in function.items() if value is not None}
+
+
+def _answer_fields(config: OutputConfig | None) -> dict[str, Any]:
+    if config is None or config.format is None:
+        return {}
+    known = config.format.keys() <= {"type", "schema"}
+    if not known or config.format.get("type") != "json_schema" or "schema" not in config.format:
+        raise RequestError(
+            'output_config.format: must be {"type": "json_schema", "schema": {...}}', "output_config.format"
+        )
+    schema = {"name": "answer", "schema": config.format["schema"]}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _system(body: CountTokensRequest) -> Iterator[Placed]:
+    if body.system:
+        yield "system", {"role": "system", "content": _parts(body.system)}
+
+
+def _conversation(messages: Sequence[InputMessage]) -> Iterator[Placed]:
+    for index, message in enumerate(messages):
+        path = f"messages.{index}"
+        if isinstance(message.content, str):
+            yield path, {"role": message.role, "content": _parts(message.content)}
+            continue
+        for number, block in enumerate(message.content):
+            yield path, _of_block(block, message.role, f"{path}.content.{number}")
+
+
+def _of_block(block: TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, role: str, path: str) -> Fields:
+    if isinstance(block, TextBlock):
+        return {"role": role, "content": _parts(block.text)}
+    if isinstance(block, ToolResultBlock):
+        _check_role(role, "user", block.type, path)
+        return {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+    _check_role(role, "assistant", block.type, path)
+    if isinstance(block, ThinkingBlock):
+        return {"role": role, "thinking": [block.thinking]}
+    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+    return {"role": role, "tool_calls": [{"id": block.id, "type": "function", "function": function}]}
+
+
+def _check_role(role: str, needed: str, kind: str, path: str) -> None:
+    if role != needed:
+        raise RequestError(f"{path}: a {kind} block belongs into a turn of the {needed}, not of the {role}", path)
+
+
+def _result(block: ToolResultBlock) -> list[dict[str, str]]:
+    parts = _parts(block.content or "")
+    return [{**parts[0], "text": f"Error: {parts[0]['text']}"}, *parts[1:]] if block.is_error else parts
+
+
+def _parts(content: str | Sequence[TextBlock]) -> list[dict[str, str]]:
+    texts = [content] if isinstance(content, str) else [block.text for block in content]
+    return [{"type": "text", "text": text} for text in texts or [""]]
+
+
+def _joined(placed: Iterable[Placed]) -> list[Placed]:
+    """One message for each row of neighbours of one role; results of tools stay apart."""
+    joined: list[Placed] = []
+    for path, message in placed:
+        last = joined[-1][1] if joined else None
+        if last is None or last["role"] != message["role"] or message["role"] == "tool":
+            joined.append((path, message))
+            continue
+        for key, value in message.items():
+            if key != "role":
+                last.setdefault(key, []).extend(value)
+    return joined
+
+
+def _finished(message: Fields) -> Fields:
+    """The message as chat completions take it; thinking was a list of texts so far."""
+    if "thinking" not in message:
+        return message
+    thinking = "\n".join(message.pop("thinking"))
+    return {"content": "", **message, "reasoning_content": thinking}

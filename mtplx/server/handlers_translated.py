@@ -1,0 +1,57 @@
+"""The endpoints of other APIs: each request is said as one of chat completions, and the answer in its own shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from mtplx.errors import RequestError
+from mtplx.server import answer_messages
+from mtplx.server.body import read_model
+from mtplx.server.chat_of_messages import chat_of_messages
+from mtplx.server.context import ServerContext
+from mtplx.server.handlers import CHAT, CompletionHandlers, check_model_name
+from mtplx.server.message_shapes import TokenCount
+from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
+from mtplx.server.protocol_translated import Names
+
+_MESSAGES = replace(
+    CHAT, name="messages", id_prefix="msg_", make_answer=answer_messages.MessagesAnswer, style=answer_messages.STYLE
+)
+
+
+class TranslatedHandlers:
+    """Translates only; whatever a request costs is done by the handlers of chat completions."""
+
+    def __init__(self, context: ServerContext, completions: CompletionHandlers) -> None:
+        self._context = context
+        self._completions = completions
+
+    async def create_message(self, request: Request) -> Response:
+        """Answers a conversation, as Anthropic's API does."""
+        body = await read_model(request, MessagesRequest)
+        chat, names = chat_of_messages(body)
+        with _own_names(names):
+            return await self._completions.answer_chat(request, chat, _MESSAGES)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Counts the tokens of a conversation's prompt, as Anthropic's API does."""
+        body = await read_model(request, CountTokensRequest)
+        check_model_name(body.model, self._context)
+        chat, names = chat_of_messages(body)
+        with _own_names(names):
+            prompt = await self._completions.chat_prompt(request, chat)
+        count: TokenCount = {"input_tokens": len(prompt)}
+        return JSONResponse(count)
+
+
+@contextmanager
+def _own_names(names: Names) -> Iterator[None]:
+    try:
+        yield
+    except RequestError as error:
+        raise names.of(error) from None

@@ -1,0 +1,85 @@
+"""What the APIs that are answered through chat completions have in common: our own fields, and names in errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field, ValidationError
+from pydantic_core import to_json
+
+from mtplx.errors import RequestError
+from mtplx.sampling_params import MAX_DRAFT_DEPTH, MAX_SEED
+from mtplx.server.error_bodies import request_error
+from mtplx.server.protocol import MAX_COHORT_CHARACTERS, MAX_SALT_CHARACTERS, StrictModel
+from mtplx.server.protocol_chat import ChatCompletionRequest
+
+_MESSAGE = re.compile(r"messages\.(\d+)")
+
+
+class EngineFields(StrictModel):
+    """This server's own fields, the same as those of chat completions."""
+
+    seed: int | None = Field(
+        None, ge=-(2**63), le=MAX_SEED, description="default: a random one; the answer reports the one used"
+    )
+    draft_depth: int | None = Field(None, ge=0, le=MAX_DRAFT_DEPTH, description="as in chat completions")
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=MAX_SALT_CHARACTERS, description="as in chat completions"
+    )
+    cohort: str | None = Field(
+        None, min_length=1, max_length=MAX_COHORT_CHARACTERS, description="as in chat completions"
+    )
+
+    def engine_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in EngineFields.model_fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How a client of another API calls what chat completions call otherwise.
+
+    `messages` has the path of the field that each chat message was made of. `patterns` are regular expressions of
+    chat's paths with their replacements; the first that fits counts.
+
+    Example: Names(("system", "messages.0"), {r"stop": "stop_sequences"})
+        messages.1.content -> messages.0; stop.2 -> stop_sequences.2
+    """
+
+    messages: Sequence[str]
+    patterns: Mapping[str, str]
+
+    def of(self, error: RequestError) -> RequestError:
+        """The same error with the client's own names."""
+        if error.param is None:
+            return error
+        param = self._path(error.param)
+        words = str(error)
+        if words.startswith(error.param):
+            words = param + words.removeprefix(error.param)
+        return type(error)(words, param, error.code)
+
+    def _path(self, path: str) -> str:
+        message = _MESSAGE.match(path)
+        if message:
+            return self.messages[int(message[1])]
+        for pattern, replacement in self.patterns.items():
+            found = re.match(pattern + r"(?=\.|$)", path)
+            if found:
+                return found.expand(replacement) + path[found.end() :]
+        return path
+
+
+def chat_request(fields: Mapping[str, Any], names: Names) -> ChatCompletionRequest:
+    """The request of chat completions with these fields, checked as if it had come as one.
+
+    Raises:
+        RequestError: chat completions refuse it; `param` is the client's own name for it.
+    """
+    try:
+        return ChatCompletionRequest.model_validate_json(to_json(fields))
+    except ValidationError as error:
+        refusal = request_error(error.errors(include_url=False, include_context=False, include_input=False))
+        raise names.of(refusal) from None
