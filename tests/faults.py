@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from mtplx.batching.state import Row, StepPlan
 from mtplx.model.runner import Logits
 from tests.fakes import FakeDraftingRunner, History
+
+PATIENCE_S = 20.0  # only a broken test waits so long
 
 # Where a row of a step is on its sequence's way.
 STAGES: dict[str, Callable[[Row], bool]] = {
@@ -78,3 +81,29 @@ def raising(is_hit: Callable[[StepPlan], bool], times: int = 1_000_000) -> Calla
             raise RuntimeError("the model broke in /some/secret/place")
 
     return fault
+
+
+class Hold:
+    """A fault for `FakeRunner` that holds the first step for which the armed condition holds, until it is let go."""
+
+    def __init__(self) -> None:
+        self._is_hit: Callable[[StepPlan], bool] = lambda plan: False
+        self._reached = threading.Event()
+        self._let_go = threading.Event()
+
+    def __call__(self, plan: StepPlan) -> None:
+        if self._is_hit(plan):
+            self._is_hit = lambda plan: False
+            self._reached.set()
+            assert self._let_go.wait(PATIENCE_S)
+
+    def arm(self, is_hit: Callable[[StepPlan], bool]) -> None:
+        self._reached.clear()
+        self._let_go.clear()
+        self._is_hit = is_hit
+
+    def wait(self) -> None:
+        assert self._reached.wait(PATIENCE_S), "no step came to it"
+
+    def let_go(self) -> None:
+        self._let_go.set()
