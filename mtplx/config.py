@@ -77,6 +77,12 @@ class Settings(BaseSettings):
     receive_timeout_s: float = Field(
         30.0, gt=0, allow_inf_nan=False, description="seconds in which a request must have come whole; then it gets 408"
     )
+    send_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds in which a client must read some of its answer, or be cut off",
+    )
     prefill_chunk_tokens: int | None = Field(
         None, ge=1, description="most prompt tokens in one step; default 64 on cpu, else 512"
     )

@@ -48,14 +48,21 @@ class LiveServer:
 
 
 @contextmanager
-def live_server(folder: Path, runner: FakeRunner, mode: str = "ar_batch", **settings: Any) -> Iterator[LiveServer]:
-    """Serves `runner` in that mode until the block ends; `folder` is a scratch folder for its tokenizer."""
+def live_server(
+    folder: Path, runner: FakeRunner, mode: str = "ar_batch", *, send_buffer: int | None = None, **settings: Any
+) -> Iterator[LiveServer]:
+    """Serves `runner` in that mode until the block ends; `folder` is a scratch folder for its tokenizer.
+
+    `send_buffer` is how many bytes the system may hold for a client, by default megabytes.
+    """
     given: dict[str, Any] = {"scheduler_mode": mode, "port": 0, "drain_timeout_s": 5}
     if mode == COHORT:  # at a fixed depth, since costs would be measured with the fake's script and faults
         given |= {"experimental_mtp_cohorts": True, "draft_depth": 4}
     assembly = fake_assembly(folder, runner, Settings(**{**given, **settings}))
     service = Service(assembly)
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # accepted connections inherit it
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=lambda: asyncio.run(service.run(listener)))
     thread.start()

@@ -37,9 +37,14 @@ async def read_model(request: Request, model: type[Model]) -> Model:
 
 
 async def _read_bounded(request: Request) -> bytes:
+    _check_size(int(request.headers.get("content-length", 0)))  # digits: the HTTP server has seen to it
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLargeError(f"the body is over the limit of {MAX_BODY_BYTES} bytes")
+        _check_size(len(body))
     return bytes(body)
+
+
+def _check_size(num_bytes: int) -> None:
+    if num_bytes > MAX_BODY_BYTES:
+        raise BodyTooLargeError(f"the body is over the limit of {MAX_BODY_BYTES} bytes")

@@ -1,12 +1,14 @@
-"""What connections may cost before they have asked for anything: how many are open, and how slowly a request comes.
+"""What connections may cost: how many are open, how slowly a request comes, how long an answer lies there unread.
 
-uvicorn's own protocol would wait for the rest of a request for ever, and answers what isn't HTTP with plain text.
+uvicorn's own protocol would wait for the rest of a request for ever, and for a client that has stopped reading; it
+answers what isn't HTTP with plain text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,15 +19,21 @@ from mtplx.errors import HeadTooLargeError, MtplxError, OverloadedError, Request
 from mtplx.server.boundary import MAX_HEAD_BYTES
 from mtplx.server.error_bodies import answer_of
 
+log = logging.getLogger(__name__)
+
 LINGER_S = 2.0  # a refused client gets this long to read why: closing at once would discard it with what it still sends
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Beyond `max_connections` open ones a new one is refused; a request must come whole in `receive_timeout_s`."""
+    """Beyond `max_connections` open ones a new one is refused; a request must come whole in `receive_timeout_s`.
+
+    While there is something for it to read, a client must take some of it every `send_timeout_s`.
+    """
 
     max_connections: int
     receive_timeout_s: float
+    send_timeout_s: float
 
 
 def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
@@ -34,16 +42,23 @@ def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. Its timer runs exactly while a request has begun, or a first one is due, and isn't whole."""
+    """One connection. Its timer runs exactly while a request has begun, or a first one is due, and isn't whole.
+
+    The other timer runs exactly while the system takes no more bytes for the client.
+    """
 
     def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(
+            high=0
+        )  # what the system doesn't take at once is waited for, and by the timer
         if len(self.connections) > 2 * self._limits.max_connections:
             transport.abort()  # those that linger are bounded too
         elif len(self.connections) > self._limits.max_connections:
@@ -64,7 +79,16 @@ class BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_send_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_send_timer()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when the bytes aren't HTTP, or a head that isn't whole is over the limit."""
@@ -75,6 +99,19 @@ class BoundedProtocol(H11Protocol):
 
     def _on_late(self) -> None:
         self._refuse(SlowRequestError(f"the request didn't come whole in {self._limits.receive_timeout_s:g} seconds"))
+
+    def _await_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(self._limits.send_timeout_s, self._on_unread, unread)
+
+    def _on_unread(self, num_bytes: int) -> None:
+        """The app hears of a disconnect, and so the work is cancelled."""
+        if self.transport.get_write_buffer_size() < num_bytes:
+            self._await_reader()
+            return
+        log.info("a client has read nothing for %g seconds, hanging up", self._limits.send_timeout_s)
+        self._send_timer = None
+        self.transport.abort()
 
     def _refuse(self, error: MtplxError) -> None:
         """Answers and hangs up; where an answer has begun already, hangs up alone. The app hears of a disconnect."""
@@ -104,3 +141,8 @@ class BoundedProtocol(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None

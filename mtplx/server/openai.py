@@ -148,7 +148,9 @@ def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
         fingerprint=assembly.fingerprint,
     )
     limits = ConnectionLimits(
-        settings.max_connections or settings.max_queue + SPARE_CONNECTIONS, settings.receive_timeout_s
+        settings.max_connections or settings.max_queue + SPARE_CONNECTIONS,
+        settings.receive_timeout_s,
+        settings.send_timeout_s,
     )
     return uvicorn.Config(
         create_app(context),

@@ -20,14 +20,15 @@ from mtplx.server.connections import LINGER_S, BoundedProtocol, ConnectionLimits
 from tests.fakes import FakeRunner
 from tests.live import live_server
 
-LIMITS = ConnectionLimits(max_connections=2, receive_timeout_s=7.0)
+LIMITS = ConnectionLimits(max_connections=2, receive_timeout_s=7.0, send_timeout_s=9.0)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n"
 
 
 @dataclass(slots=True)
 class FakeTimer:
     delay_s: float
-    call: Callable[[], None]
+    call: Callable[..., None]
+    args: tuple[Any, ...] = ()
     is_cancelled: bool = False
 
     def cancel(self) -> None:
@@ -46,8 +47,8 @@ class FakeLoop:
     timers: list[FakeTimer] = field(default_factory=list)
     num_calls: int = 0
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> FakeTimer:
-        self.timers.append(FakeTimer(delay_s, call))
+    def call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> FakeTimer:
+        self.timers.append(FakeTimer(delay_s, call, args))
         return self.timers[-1]
 
     def create_task(self, call: Coroutine[Any, Any, None]) -> FakeTask:
@@ -65,6 +66,15 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self.sent = b""
         self.is_closed = self.has_eof = False
+        self.num_unread = 0
+        self.high_water = -1
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high is not None
+        self.high_water = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unread
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.has_eof
@@ -195,6 +205,33 @@ def test_connections_over_the_limit_are_refused_and_far_over_it_dropped() -> Non
         connection.protocol.connection_lost(None)
     connections[0].protocol.connection_lost(None)
     assert not Connection(state).transport.sent
+
+
+def fire(connection: Connection) -> None:
+    """Lets the one timer that answers wait for run out."""
+    (timer,) = [timer for timer in connection.loop.running if timer.delay_s == LIMITS.send_timeout_s]
+    timer.cancel()
+    timer.call(*timer.args)
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not() -> None:
+    connection = Connection()
+    assert connection.transport.high_water == 0, "one unread byte starts the clock"
+    connection.transport.num_unread = 100
+    connection.protocol.pause_writing()
+    connection.transport.num_unread = 99
+    fire(connection)
+    assert not connection.transport.is_closed
+    fire(connection)
+    assert connection.transport.is_closed
+
+
+def test_a_client_that_has_read_everything_is_waited_for_no_more() -> None:
+    connection = Connection()
+    for end in (connection.protocol.resume_writing, lambda: connection.protocol.connection_lost(None)):
+        connection.protocol.pause_writing()
+        end()
+        assert not [timer for timer in connection.loop.running if timer.delay_s == LIMITS.send_timeout_s]
 
 
 def test_a_server_lets_go_of_half_a_body_and_goes_on(tmp_path: Path) -> None:
