@@ -16,12 +16,15 @@ from mtplx.server.protocol import UNSUPPORTED, Accepted, Refused, StrictModel
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import CompletionRequest
 from mtplx.server.protocol_messages import MessagesRequest
+from mtplx.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 MODELS: dict[str, type[BaseModel]] = {
     "chat": ChatCompletionRequest,
     "completions": CompletionRequest,
     "messages": MessagesRequest,
+    "tokenize": TokenizeRequest,
+    "detokenize": DetokenizeRequest,
 }
 
 

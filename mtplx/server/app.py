@@ -16,12 +16,15 @@ from mtplx.server.boundary import REQUEST_ID_HEADER, Boundary
 from mtplx.server.context import ServerContext
 from mtplx.server.error_bodies import PLANNED_ERRORS, answer_of
 from mtplx.server.handlers import CompletionHandlers
+from mtplx.server.handlers_absent import ABSENT
 from mtplx.server.handlers_info import InfoHandlers
+from mtplx.server.handlers_tokens import TokenHandlers
 from mtplx.server.handlers_translated import TranslatedHandlers
 from mtplx.server.message_shapes import Message, MessageEvent, TokenCount
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import CompletionRequest
 from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
+from mtplx.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 from mtplx.server.responses import ChatCompletion, ChatCompletionChunk, Completion, ProfilePage
 from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events, messages_errors
 from mtplx.telemetry.metrics import HttpMetrics
@@ -33,7 +36,14 @@ def create_app(context: ServerContext) -> FastAPI:
     """The whole HTTP side over a running engine; starts and stops nothing."""
     metrics = HttpMetrics(context.streams.status)
     app = DescribedApi(
-        bodies=(ChatCompletionRequest, CompletionRequest, MessagesRequest, CountTokensRequest),
+        bodies=(
+            ChatCompletionRequest,
+            CompletionRequest,
+            MessagesRequest,
+            CountTokensRequest,
+            TokenizeRequest,
+            DetokenizeRequest,
+        ),
         title="mtplx",
         version=context.version,
         description="The OpenAI API over one model. Fields that aren't supported are refused by name.",
@@ -45,7 +55,9 @@ def create_app(context: ServerContext) -> FastAPI:
     completions = CompletionHandlers(context, metrics)
     app.include_router(_completion_routes(completions), dependencies=guards)
     app.include_router(_messages_routes(TranslatedHandlers(context, completions)), dependencies=guards)
+    app.include_router(_token_routes(TokenHandlers(context, completions)), dependencies=guards)
     app.include_router(_info_routes(info), dependencies=guards)
+    app.include_router(_absent_routes(), dependencies=guards)
     _add_get(app, "/health", info.health, responses=errors(503))
     _answer_errors(app, metrics)
     if context.settings.cors_origin:
@@ -98,6 +110,24 @@ def _messages_routes(handlers: TranslatedHandlers) -> APIRouter:
         response_model=TokenCount,
         openapi_extra=json_body(CountTokensRequest),
     )
+    return router
+
+
+def _token_routes(handlers: TokenHandlers) -> APIRouter:
+    router = APIRouter(tags=["tokens"], responses=errors(400, 401, 404, 413, 415))
+    for path, handler, body in (
+        ("/tokenize", handlers.tokenize, TokenizeRequest),
+        ("/detokenize", handlers.detokenize, DetokenizeRequest),
+    ):
+        router.add_api_route(path, handler, methods=["POST"], openapi_extra=json_body(body))
+    return router
+
+
+def _absent_routes() -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+    for absent in ABSENT:
+        for path in absent.paths:
+            router.add_api_route(path, absent.refuse, methods=["GET", "POST", "DELETE"])
     return router
 
 

@@ -52,7 +52,7 @@ class Endpoint:
 CHAT = Endpoint(
     "chat_completions", "chatcmpl-", "messages", adds_special_tokens=False, continues=False, make_answer=ChatAnswer
 )
-_COMPLETIONS = Endpoint(
+COMPLETIONS = Endpoint(
     "completions", "cmpl-", "prompt", adds_special_tokens=True, continues=True, make_answer=CompletionAnswer
 )
 
@@ -81,7 +81,7 @@ class CompletionHandlers:
     async def chat_prompt(self, request: Request, body: ChatCompletionRequest) -> TokenIds:
         """The token ids that the model is asked with."""
         text = self._context.chat_template.render(body.template_messages())
-        (prompt,) = await self._encode_all(request, [text], CHAT)
+        (prompt,) = await self.encode_all(request, [text], CHAT)
         return prompt
 
     async def create_completion(self, request: Request) -> Response:
@@ -91,10 +91,10 @@ class CompletionHandlers:
         check_cohort(body.cohort, self._context)
         params = body.sampling_params(self._context.spec)
         self._context.streams.check_room(len(body.prompts()), body.num_choices)  # before any work
-        prompts = await self._encode_all(request, body.prompts(), _COMPLETIONS)
+        prompts = await self.encode_all(request, body.prompts(), COMPLETIONS)
         if params.max_tokens is None:
             params = replace(params, max_tokens=self._default_max_tokens(params, prompts))
-        return await self._respond(request, body, prompts, params, _COMPLETIONS)
+        return await self._respond(request, body, prompts, params, COMPLETIONS)
 
     async def _respond(
         self,
@@ -163,7 +163,7 @@ class CompletionHandlers:
             has_usage=body.wants_usage_chunk,
         )
 
-    async def _encode_all(self, request: Request, prompts: Sequence[Prompt], endpoint: Endpoint) -> list[TokenIds]:
+    async def encode_all(self, request: Request, prompts: Sequence[Prompt], endpoint: Endpoint) -> list[TokenIds]:
         """All prompts as token ids; long texts in threads, for as long as the client is there."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:

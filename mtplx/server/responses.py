@@ -152,6 +152,19 @@ class Completion(Answer):
     prompt_token_ids: NotRequired[list[int]]
 
 
+class Tokens(TypedDict):
+    """What POST /tokenize answers; `token_strs` is null unless asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class TokenizedText(TypedDict):
+    prompt: str
+
+
 class ModelCard(TypedDict):
     id: str
     object: Literal["model"]

@@ -108,6 +108,11 @@ class Tokenizer:
         """The same as text: with its leading space, special tokens spelled out, an incomplete character as U+FFFD."""
         return self.pieces[token_id].decode(errors="replace")
 
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, "" for an id that it lacks."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token or ""
+
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it, None if there is none."""
         return self._backend.token_to_id(token)
