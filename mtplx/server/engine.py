@@ -15,27 +15,24 @@ from dataclasses import dataclass
 
 from mtplx.batching.scheduler import Scheduler, cohort_scheduler
 from mtplx.batching.state import (
-    DraftRequest,
     FinishReason,
     Row,
     RowOutcome,
-    SchedulerMode,
     SequenceEvent,
     StepPlan,
     StopRules,
 )
 from mtplx.batching.state import Sequence as Seq
-from mtplx.decode.drafter import DraftChooser
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.decode.sampler import SampledRow, Sampler
 from mtplx.errors import EngineDeadError
-from mtplx.model.runner import Logits, Runner, drafting_runner
+from mtplx.model.runner import Logits, Runner
 from mtplx.sampling_params import SamplingParams
-from mtplx.telemetry.counters import DraftingStatus, EngineCounters, EngineStatus
+from mtplx.server.head_calls import HeadCalls
+from mtplx.telemetry.counters import EngineCounters, EngineStatus
 from mtplx.telemetry.stages import NullRecorder, Stage, StageRecorder
 
 MAX_FAILED_STEPS = 16  # in a row, with no token between them: then the device is taken to be gone
-MAX_FAILED_DRAFTS = 16  # in a row: then the head isn't asked any more
 _FAILED = "the model failed on this request"
 
 log = logging.getLogger(__name__)
@@ -112,8 +109,7 @@ class EngineCore:
         self._clock = clock
         self._deadlines_s: dict[int, float] = {}
         self._num_failed_in_a_row = 0
-        self._drafting = drafting_runner(runner) if scheduler.speculator else None
-        self._num_failed_drafts_in_a_row = 0
+        self._head_calls = HeadCalls(runner, scheduler, self._sampler, clock, self.recorder)
         self._cohorts = cohort_scheduler(scheduler)
 
     @property
@@ -165,7 +161,7 @@ class EngineCore:
         self.counters.step_started_at_s = self._clock()
         self.recorder.start()
         overdue = self._end_overdue()
-        plan = self.scheduler.plan(self._draft if self._drafting else None)
+        plan = self.scheduler.plan(self._head_calls.head)
         self.recorder.lap(Stage.PLAN)
         if not plan.rows:
             self.counters.step_started_at_s = None
@@ -211,7 +207,7 @@ class EngineCore:
             num_finished=dict(counters.num_finished),
             num_failed_steps=counters.num_failed_steps,
             drafts=counters.drafts.copy(),
-            drafting=self._drafting_status(),
+            drafting=self._head_calls.status(),
             prefix=table.prefix.status(),
             cohorts=self._cohorts.cohort_status if self._cohorts else None,
         )
@@ -235,58 +231,6 @@ class EngineCore:
         for output in outputs:
             if output.error is None and output.seq_id in decoding_ids:
                 self.counters.drafts.count(output.num_draft_tokens, output.num_accepted_tokens)
-
-    def _drafting_status(self) -> DraftingStatus:
-        speculator = self.scheduler.speculator
-        if speculator is None:
-            return DraftingStatus(why_none=self._why_never())
-        why_none = speculator.why_none
-        if why_none and self._num_failed_drafts_in_a_row >= MAX_FAILED_DRAFTS:
-            why_none = "the draft head failed too often"
-        return DraftingStatus(
-            last_depths=tuple(speculator.last_depths.values()),
-            why_none=why_none,
-            costs=speculator.policy.costs,
-            num_failed=self.counters.num_failed_drafts,
-        )
-
-    def _why_never(self) -> str:
-        """Why nothing decides drafts here, one sentence."""
-        if drafting_runner(self.runner) is None:
-            return "the model has no draft head"
-        if self.scheduler.mode is SchedulerMode.AR_BATCH:
-            return "ar_batch never drafts"
-        return "the draft depth is 0: --draft-depth asks for more"
-
-    def _draft(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]] | None:
-        """The head's guesses for each request, None if it failed, which costs speed and never an answer."""
-        self.recorder.lap(Stage.PLAN)
-        drafts = self._ask_head(requests)
-        self.recorder.lap(Stage.DRAFT)
-        return drafts
-
-    def _ask_head(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]] | None:
-        assert self._drafting is not None
-        assert self.scheduler.speculator is not None
-        start_s = self._clock()
-        try:
-            drafts = self._drafting.draft(requests, DraftChooser(self._sampler, requests, self.runner.spec.vocab_size))
-        except Exception:
-            log.exception("drafting for %d sequences failed; going on without drafts", len(requests))
-            self._count_failed_draft()
-            return None
-        self._num_failed_drafts_in_a_row = 0
-        num_levels = max(request.depth for request in requests)
-        num_tokens = sum(len(request.token_ids) + max(0, request.depth - 1) for request in requests)
-        self.scheduler.speculator.policy.drafted(num_levels, num_tokens, self._clock() - start_s)
-        return drafts
-
-    def _count_failed_draft(self) -> None:
-        self.counters.num_failed_drafts += 1
-        self._num_failed_drafts_in_a_row += 1
-        if self._num_failed_drafts_in_a_row >= MAX_FAILED_DRAFTS:
-            log.error("%d draft calls in a row have failed; serving without drafts", MAX_FAILED_DRAFTS)
-            self._drafting = None
 
     def _compute(self, plan: StepPlan) -> list[SampledRow]:
         """Forward and next tokens of every row; a row that can't be computed carries an error instead.

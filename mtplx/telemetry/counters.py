@@ -96,7 +96,6 @@ class EngineCounters:
     num_decode_tokens: int = 0
     num_finished: Counter[FinishReason] = field(default_factory=Counter)
     num_failed_steps: int = 0
-    num_failed_drafts: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
 
     def count_step(self, plan: StepPlan, num_decode: int, now_s: float) -> None:

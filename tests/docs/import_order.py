@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     MODE_FILES[:-1],
     ("mtplx.server.hyper",),  # is mtp_batch at width 1, so it may import that file
     ("mtplx.server.modes",),
-    ("mtplx.server.engine",),
+    ("mtplx.server.engine", "mtplx.server.head_calls"),
     (
         "mtplx.server.worker",
         "mtplx.server.admission",

@@ -11,7 +11,8 @@ import pytest
 from mtplx.batching.blocks import BlockAllocator
 from mtplx.batching.state import DraftRequest, SchedulerMode, StopRules
 from mtplx.sampling_params import SamplingParams
-from mtplx.server.engine import MAX_FAILED_DRAFTS, Cancel, EngineCore, Submit
+from mtplx.server.engine import Cancel, EngineCore, Submit
+from mtplx.server.head_calls import MAX_FAILED_DRAFTS
 from mtplx.server.modes import make_scheduler, make_speculator
 from mtplx.telemetry.counters import EngineStatus
 from tests.engine.test_drafts import Answer, play

@@ -14,7 +14,8 @@ from mtplx.batching.drafting import Speculator
 from mtplx.batching.state import DraftRequest, FinishReason, SchedulerMode, StepPlan, StopRules
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.sampling_params import SamplingParams
-from mtplx.server.engine import MAX_FAILED_DRAFTS, Cancel, EngineCore, Submit
+from mtplx.server.engine import Cancel, EngineCore, Submit
+from mtplx.server.head_calls import MAX_FAILED_DRAFTS
 from mtplx.server.modes import make_scheduler, make_speculator
 from tests.fakes import EOS, FakeDraftingRunner, FakeRunner, flat_costs, saying
 
