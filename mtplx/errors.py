@@ -79,10 +79,7 @@ class TooManyRequestsError(RequestError):
 
     status = 429
     code = "too_many_requests"
-
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = 1
 
 
 class HeadTooLargeError(RequestError):

@@ -34,7 +34,7 @@ __all__ = ["ServerContext", "create_app"]
 
 def create_app(context: ServerContext) -> FastAPI:
     """The whole HTTP side over a running engine; starts and stops nothing."""
-    metrics = HttpMetrics(context.streams.status)
+    metrics = HttpMetrics(context.streams.status, context.model_name)
     app = DescribedApi(
         bodies=(
             ChatCompletionRequest,

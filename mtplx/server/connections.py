@@ -67,14 +67,17 @@ class BoundedProtocol(H11Protocol):
             self._timer = self.loop.call_later(self._limits.receive_timeout_s, self._on_late)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
-            return
-        super().data_received(data)
+        if not self._is_refused:
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Called with new bytes, and when an answer is complete, with those that came meanwhile."""
+        super().handle_events()
         if self._is_refused:
             return
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_timer()
-        elif self._timer is None:
+        elif self._timer is None and (self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]):
             self._timer = self.loop.call_later(self._limits.receive_timeout_s, self._on_late)
 
     def connection_lost(self, exc: Exception | None) -> None:

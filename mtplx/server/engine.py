@@ -75,6 +75,7 @@ class SequenceOutput:
     `prompt_logprobs` are those of the next prompt tokens, in order; a step inside a prompt has nothing else to tell.
     `num_accepted_tokens` of the `num_draft_tokens` that the step verified are among its first tokens.
     `num_cached_tokens` of the prompt came from the prefix cache, the same in every output of a sequence with tokens.
+    `at_s` is the monotonic clock at the step's end, `started_at_s` that at the start of the first one; told once.
     """
 
     seq_id: int
@@ -86,6 +87,8 @@ class SequenceOutput:
     num_accepted_tokens: int = 0
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    at_s: float = 0.0
+    started_at_s: float | None = None
 
 
 class EngineCore:
@@ -167,6 +170,7 @@ class EngineCore:
             self.counters.step_started_at_s = None
             return overdue
         decoding_ids = self._decoding_ids(plan)
+        self.counters.note_starts(plan, decoding_ids)
         sampled = self._compute(plan)
         events = self.scheduler.commit(plan, [row.outcome for row in sampled])
         self.counters.count_step(plan, len(decoding_ids), self._clock())
@@ -322,6 +326,8 @@ class EngineCore:
                 num_accepted,
                 event.num_cached,
                 result.prompt_logprobs,
+                self.counters.last_step_at_s or 0.0,
+                self.counters.started_at_s.pop(event.seq_id, None),
             )
         )
 
@@ -334,4 +340,5 @@ class EngineCore:
         """Drops what is kept beside the table of a sequence that has left it."""
         self._sampler.remove(seq_id)
         self._deadlines_s.pop(seq_id, None)
+        self.counters.started_at_s.pop(seq_id, None)
         self.counters.num_finished[reason] += 1

@@ -14,7 +14,8 @@ from mtplx.server.stream import Delta, RequestStream
 class Generation:
     """Owns the streams of one request, one a prompt; whoever has it must close it.
 
-    Read it once: either `whole()` or `write_to()`. `on_delta` hears of every delta as it comes.
+    Read it once: either `whole()` or `write_to()`. `on_delta` hears of every delta as it comes, with the
+    number of its choice.
     """
 
     def __init__(
@@ -22,7 +23,7 @@ class Generation:
         streams: Sequence[RequestStream],
         parts: AnswerParts,
         answer: Answer,
-        on_delta: Callable[[Delta], None],
+        on_delta: Callable[[int, Delta], None],
     ) -> None:
         self._streams = streams
         self._parts = parts
@@ -63,5 +64,5 @@ class Generation:
         async for delta in self._streams[prompt_number]:
             choice = self._choices[first_choice + delta.index]
             choice.add(delta)
-            self._on_delta(delta)
+            self._on_delta(choice.number, delta)
             yield choice, delta

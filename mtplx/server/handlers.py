@@ -104,7 +104,7 @@ class CompletionHandlers:
         params: SamplingParams,
         endpoint: Endpoint,
     ) -> Response:
-        watch = self._metrics.watch(endpoint.name)
+        watch = self._metrics.watch(endpoint.name, num_prompt_tokens=sum(map(len, prompts)))
         cache_salt = tenant_of(request) + (body.cache_salt or "").encode()
         streams = self._open(prompts, params, body, endpoint, cache_salt)
         parts = self._parts(body, streams, params, endpoint.id_prefix)

@@ -39,6 +39,8 @@ class Delta:
     num_accepted_tokens: int = 0  # and how many of the token ids are drafts that were right
     num_cached_tokens: int = 0  # of the prompt, that came from the prefix cache
     stop_string: str | None = None  # that ended the choice
+    at_s: float = 0.0  # monotonic clock when the step had ended,
+    started_at_s: float | None = None  # and in a choice's first delta, when its first step began
 
 
 class ChoiceText:
@@ -98,6 +100,8 @@ class ChoiceText:
             min(output.num_accepted_tokens, count),
             output.num_cached_tokens,
             stop_string,
+            output.at_s,
+            output.started_at_s,
         )
 
 

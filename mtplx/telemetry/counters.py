@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from mtplx.batching.cohorts import CohortStatus
@@ -97,6 +97,15 @@ class EngineCounters:
     num_finished: Counter[FinishReason] = field(default_factory=Counter)
     num_failed_steps: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    started_at_s: dict[int, float] = field(default_factory=dict)  # sequences whose first step nobody has been told of
+
+    def note_starts(self, plan: StepPlan, decoding_ids: Set[int]) -> None:
+        """Notes the step in progress for those in it for the first time; one of decoding alone costs a comparison."""
+        if len(decoding_ids) == plan.width or self.step_started_at_s is None:
+            return
+        for row in plan.rows:
+            if row.seq_id not in decoding_ids:
+                self.started_at_s.setdefault(row.seq_id, self.step_started_at_s)
 
     def count_step(self, plan: StepPlan, num_decode: int, now_s: float) -> None:
         """Adds one step that ran; `num_decode` of its rows were a next token with its drafts, the others prompts."""

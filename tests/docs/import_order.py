@@ -59,7 +59,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("mtplx.server.assemble",),
     ("mtplx", "mtplx.inference"),
     (
+        "mtplx.telemetry.engine_metrics",
         "mtplx.telemetry.metrics",
+        "mtplx.telemetry.watch",
         "mtplx.server.context",
         "mtplx.server.auth",
         "mtplx.server.body",

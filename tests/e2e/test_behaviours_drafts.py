@@ -366,15 +366,13 @@ class TestReports:
             drafts = server.status()["drafts"]
             page = server.client.get("/metrics").text
         values = dict(line.rsplit(" ", 1) for line in page.splitlines() if line and line[0] != "#")
-        for ours, theirs, name in (
-            ("mtplx_drafts", "num_drafts", "num_drafts"),
-            ("mtplx_draft_tokens", "num_draft_tokens", "num_draft_tokens"),
-            ("mtplx_accepted_tokens", "num_accepted_tokens", "num_accepted_tokens"),
-        ):
-            assert float(values[f"{ours}_total"]) == float(values[f"vllm:spec_decode_{theirs}_total"]) == drafts[name]
+        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+            ours = values[f"mtplx_{name.removeprefix('num_')}_total"]
+            vllms = values[f'vllm:spec_decode_{name}_total{{model_name="{MODEL}"}}']
+            assert float(ours) == float(vllms) == drafts[name]
         for position, accepted in enumerate(drafts["accepted_by_position"]):
-            name = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}}'
-            assert float(values[name]) == accepted
+            name = f'num_accepted_tokens_per_pos_total{{model_name="{MODEL}",position="{position}"}}'
+            assert float(values[f"vllm:spec_decode_{name}"]) == accepted
         assert float(values['mtplx_draft_depths_total{depth="3"}']) == drafts["depth_histogram"]["3"]
 
     def test_auto_shows_its_costs_and_its_reason(self, tmp_path: Path) -> None:
