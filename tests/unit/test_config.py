@@ -79,6 +79,7 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "max_queue": plain("max_queue", 0, 7),
     "max_connections": plain("max_connections", 1, 4096),
     "receive_timeout_s": plain("receive_timeout_s", 0.5, 60.0),
+    "send_timeout_s": plain("send_timeout_s", 0.5, 60.0),
     "step_timeout_s": plain("step_timeout_s", 0.5, 600.0),
     "prefill_chunk_tokens": plain("prefill_chunk_tokens", 16, 128),
     "prefix_cache": plain("prefix_cache", "off", "on"),
