@@ -13,6 +13,7 @@ from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.server.responses import Metrics, Usage
 from mtplx.server.stream import Delta
 from mtplx.text.tokenizer import Tokenizer
+from mtplx.text.tools.parts import CallArguments, CallBegin, CallEnd, Part, Reasoning, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,33 @@ class AnswerParts:
     has_logprobs: bool
     has_token_ids: bool
     has_usage: bool  # counts in a stream's last chunk
+    has_thoughts: bool = False  # that are told from the answer, and counted
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a function, growing; `arguments` is JSON once it is complete, if the model has kept to that."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    is_complete: bool = False
 
 
 @dataclass(slots=True)
 class Choice:
-    """One choice, growing by deltas; `number` counts over all prompts of the request."""
+    """One choice, growing by deltas; `number` counts over all prompts of the request.
+
+    `text` is all of it, `content` what is neither thought nor part of a call.
+    """
 
     number: int
     prompt_ids: tuple[int, ...]
     text: str = ""
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+    num_reasoning_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
@@ -57,6 +76,9 @@ class Choice:
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
+        for part in parts_of(delta):
+            self._add_part(part)
+        self.num_reasoning_tokens += delta.num_reasoning_tokens
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.num_cached_tokens = delta.num_cached_tokens
@@ -67,6 +89,19 @@ class Choice:
         if delta.finish_reason is not None:
             self.finish_reason = str(delta.finish_reason)
             self.stop_string = delta.stop_string
+
+    def _add_part(self, part: Part) -> None:
+        match part:
+            case Text(text):
+                self.content += text
+            case Reasoning(text):
+                self.reasoning += text
+            case CallBegin(name):
+                self.calls.append(Call(f"call_{uuid.uuid4().hex[:24]}", name))
+            case CallArguments(text):
+                self.calls[-1].arguments += text
+            case CallEnd():
+                self.calls[-1].is_complete = True
 
 
 class Answer(Protocol):
@@ -91,6 +126,13 @@ class Answer(Protocol):
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:
         """The answer in one piece."""
         ...
+
+
+def parts_of(delta: Delta) -> Sequence[Part]:
+    """What a delta's text is made of: itself, where nothing else is looked for."""
+    if delta.parts is not None:
+        return delta.parts
+    return (Text(delta.text),) if delta.text else ()
 
 
 def make_head(prefix: str, *, model: str, fingerprint: str, seed: int) -> Head:
@@ -122,12 +164,16 @@ def usage_of(parts: AnswerParts, choices: Sequence[Choice]) -> Usage:
         min(choice.num_cached_tokens for choice in choices[first : first + parts.num_choices])
         for first in range(0, len(choices), parts.num_choices)
     )
-    return {
+    usage: Usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if parts.has_thoughts:
+        num_reasoning = sum(choice.num_reasoning_tokens for choice in choices)
+        usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+    return usage
 
 
 def metrics_of(choices: Sequence[Choice]) -> Metrics:

@@ -8,6 +8,7 @@ from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.server.answer import AnswerParts, Choice, metrics_of
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.logprob_shapes import chat_logprobs
+from mtplx.server.message_parts import chat_deltas, chat_finish_reason, chat_message
 from mtplx.server.responses import (
     ChatChoice,
     ChatChunkChoice,
@@ -37,17 +38,16 @@ class ChatAnswer:
         return chunks
 
     def chunks(self, choice: Choice, delta: Delta) -> list[ChatCompletionChunk]:
-        chunks = []
         reports_tokens = delta.token_ids and (self._parts.has_logprobs or self._parts.has_token_ids)
-        if delta.text or reports_tokens:
-            piece = self._chunk_choice(choice.number, {"content": delta.text})
-            piece["logprobs"] = self._logprobs(delta.logprobs)
+        silence: list[ChatDelta] = [{"content": ""}] if reports_tokens else []
+        pieces = [self._chunk_choice(choice.number, piece) for piece in [*chat_deltas(choice, delta)] or silence]
+        if pieces:  # the tokens of a delta go with its first piece
+            pieces[0]["logprobs"] = self._logprobs(delta.logprobs)
             if self._parts.has_token_ids:
-                piece["token_ids"] = list(delta.token_ids)
-            chunks.append(self._chunk([piece]))
+                pieces[0]["token_ids"] = list(delta.token_ids)
         if delta.finish_reason is not None:
-            chunks.append(self._chunk([self._chunk_choice(choice.number, {}, str(delta.finish_reason))]))
-        return chunks
+            pieces.append(self._chunk_choice(choice.number, {}, chat_finish_reason(choice)))
+        return [self._chunk([piece]) for piece in pieces]
 
     def closing(self, choices: Sequence[Choice], usage: Usage) -> list[ChatCompletionChunk]:
         if not self._parts.has_usage:
@@ -80,9 +80,9 @@ class ChatAnswer:
     def _whole_choice(self, choice: Choice) -> ChatChoice:
         whole: ChatChoice = {
             "index": choice.number,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": chat_message(choice),
             "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason or "",
+            "finish_reason": chat_finish_reason(choice),
         }
         if self._parts.has_token_ids:
             whole["token_ids"] = list(choice.token_ids)

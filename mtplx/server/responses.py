@@ -29,11 +29,16 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int  # the beginning of the prompt, as far as earlier requests had it computed
 
 
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int  # spent on thoughts, their tags included
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]  # of models whose thoughts are told apart
 
 
 class SpeculativeDecoding(TypedDict):
@@ -71,10 +76,23 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str  # JSON as the model wrote it
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None  # null beside calls, where nothing else is said
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -103,9 +121,25 @@ class ChatCompletion(Answer):
     prompt_token_ids: NotRequired[list[int]]
 
 
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str  # the next piece
+
+
+class ToolCallDelta(TypedDict):
+    """The first one of a call has its id and name and no arguments yet, the later ones have only arguments."""
+
+    index: int  # of the call in the message
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(TypedDict):

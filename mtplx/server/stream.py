@@ -10,7 +10,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mtplx.batching.state import FinishReason, StopRules
 from mtplx.decode.logprobs import TokenLogprobs
@@ -20,8 +20,10 @@ from mtplx.server.admission import Limits
 from mtplx.server.engine import Cancel, SequenceOutput, Submit
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.text.detokenizer import Detokenizer
+from mtplx.text.reader import AnswerReader, Reading, joined
 from mtplx.text.stops import StopMatcher, StopResult
 from mtplx.text.tokenizer import Tokenizer
+from mtplx.text.tools.parts import Part
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +43,21 @@ class Delta:
     stop_string: str | None = None  # that ended the choice
     at_s: float = 0.0  # monotonic clock when the step had ended,
     started_at_s: float | None = None  # and in a choice's first delta, when its first step began
+    parts: tuple[Part, ...] | None = None  # what the text is made of, where calls or thoughts are told from it
+    num_reasoning_tokens: int = 0  # of the token ids
+
+
+@dataclass(slots=True)
+class _Read:
+    """What a step's tokens have been turned into so far."""
+
+    text: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    num_reasoning_tokens: int = 0
 
 
 class ChoiceText:
-    """Turns one sequence's tokens into deltas and finds its stop strings, token by token."""
+    """Turns one sequence's tokens into deltas, token by token: finds its stop strings, and calls and thoughts."""
 
     def __init__(
         self,
@@ -54,45 +67,63 @@ class ChoiceText:
         stop_ids: frozenset[int],
         *,
         continues: bool,
+        reading: Reading | None = None,
     ) -> None:
         self.index = index
-        self._detokenizer = Detokenizer(tokenizer, continues=continues)
+        shown_ids = frozenset() if reading is None else tokenizer.token_ids(reading.markers)
+        self._detokenizer = Detokenizer(tokenizer, continues=continues, shown_ids=shown_ids)
+        self._reader = None if reading is None else AnswerReader(reading)
         self._stops = StopMatcher(params.stop)
         self._min_tokens = params.min_tokens
         self._stop_ids = stop_ids
         self._num_tokens = 0
 
     def push(self, output: SequenceOutput) -> Delta:
-        """The delta for one step's tokens; ends at the first token that completes a stop string."""
-        pieces: list[str] = []
+        """The delta for one step's tokens.
+
+        Ends at the first token that completes a stop string, or the only call that may be made.
+        """
+        read = _Read()
         for count, token_id in enumerate(output.token_ids, 1):
             self._num_tokens += 1
-            text = "" if token_id in self._stop_ids else self._detokenizer.push([token_id])
-            found = self._match(text)
-            pieces.append(found.text)
-            if found.is_stopped:
-                return self._delta(pieces, output, count, FinishReason.STOP, found.stop)
+            found = self._match("" if token_id in self._stop_ids else self._detokenizer.push([token_id]))
+            is_done = self._read(found.text, read)
+            if found.is_stopped or is_done:
+                return self._delta(read, output, count, FinishReason.STOP, found.stop)
         if output.finish_reason is None:
-            return self._delta(pieces, output, len(output.token_ids), None)
+            return self._delta(read, output, len(output.token_ids), None)
         found = self._match(self._detokenizer.flush())
-        pieces += [found.text] if found.is_stopped else [found.text, self._stops.flush()]
+        self._read(found.text if found.is_stopped else found.text + self._stops.flush(), read, is_token=False)
         reason = FinishReason.STOP if found.is_stopped else output.finish_reason
-        return self._delta(pieces, output, len(output.token_ids), reason, found.stop)
+        return self._delta(read, output, len(output.token_ids), reason, found.stop)
 
     def _match(self, text: str) -> StopResult:
         return self._stops.push(text, active=self._num_tokens >= self._min_tokens)
 
+    def _read(self, text: str, read: _Read, *, is_token: bool = True) -> bool:
+        """Adds a token's text to what has been read; True when the answer has ended with it."""
+        read.text.append(text)
+        reader = self._reader
+        if reader is None:
+            return False
+        was_reasoning = reader.is_reasoning
+        read.parts += reader.push(text)
+        read.num_reasoning_tokens += is_token and (was_reasoning or reader.is_reasoning)
+        return reader.is_done and self._num_tokens >= self._min_tokens
+
     def _delta(
         self,
-        pieces: list[str],
+        read: _Read,
         output: SequenceOutput,
         count: int,
         reason: FinishReason | None,
         stop_string: str | None = None,
     ) -> Delta:
+        if self._reader is not None and reason is not None:
+            read.parts += self._reader.flush()
         return Delta(
             self.index,
-            "".join(pieces),
+            "".join(read.text),
             output.token_ids[:count],
             output.logprobs[:count],
             reason,
@@ -102,6 +133,8 @@ class ChoiceText:
             stop_string,
             output.at_s,
             output.started_at_s,
+            None if self._reader is None else tuple(joined(read.parts)),
+            read.num_reasoning_tokens,
         )
 
 
@@ -230,11 +263,13 @@ class Streams:
         continues: bool = False,
         cache_salt: bytes = b"",
         cohort: bytes = b"",
+        reading: Reading | None = None,
     ) -> list[RequestStream]:
         """Admits several requests with one seed, all or none; raises as `open` does.
 
         They share the computation of equal beginnings with requests of the same `cache_salt`, and with no other. Of
-        these they share drafts with the `cohort`, where the mode has cohorts.
+        these they share drafts with the `cohort`, where the mode has cohorts. `reading` tells calls and thoughts from
+        what is said.
         """
         self._check_open()
         all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
@@ -242,7 +277,16 @@ class Streams:
         if params.seed is None:
             params = replace(params, seed=secrets.randbelow(2**53))
         return [
-            self._start(tuple(prompt), params, n, stops, continues=continues, cache_salt=cache_salt, cohort=cohort)
+            self._start(
+                tuple(prompt),
+                params,
+                n,
+                stops,
+                continues=continues,
+                cache_salt=cache_salt,
+                cohort=cohort,
+                reading=reading,
+            )
             for prompt, stops in zip(prompts, all_stops, strict=True)
         ]
 
@@ -297,12 +341,13 @@ class Streams:
         continues: bool,
         cache_salt: bytes,
         cohort: bytes,
+        reading: Reading | None,
     ) -> RequestStream:
         assert params.seed is not None, "drawn at admission"
         seq_ids = [next(self._seq_ids) for _ in range(n)]
         stream = RequestStream(prompt_ids, params.seed, n, lambda: self._cancel(seq_ids))
         for choice, seq_id in enumerate(seq_ids):
-            text = ChoiceText(choice, self._tokenizer, params, stops.stop_ids, continues=continues)
+            text = ChoiceText(choice, self._tokenizer, params, stops.stop_ids, continues=continues, reading=reading)
             self._live[seq_id] = _Live(stream, text)  # registered before it is submitted
         for choice, seq_id in enumerate(seq_ids):
             self._send(Submit(seq_id, prompt_ids, params, params.seed, choice, stops, cache_salt, cohort=cohort))

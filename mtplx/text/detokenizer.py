@@ -28,15 +28,23 @@ class Detokenizer:
 
     Joined, what `push` and `flush` return is `tokenizer.decode` of all ids. Bytes that aren't UTF-8 become U+FFFD.
     `continues` says that the tokens go on with an earlier text, so that the first one keeps its leading space.
+    `shown_ids` are in the text even where special tokens are skipped: what reads the text looks for them.
 
     Invariant: at most three bytes are held, the beginning of a character that later tokens may complete.
     """
 
     __slots__ = ("_at_start", "_held", "_hidden_ids", "_pieces")
 
-    def __init__(self, tokenizer: Vocabulary, *, skip_special_tokens: bool = True, continues: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Vocabulary,
+        *,
+        skip_special_tokens: bool = True,
+        continues: bool = False,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._pieces = tokenizer.pieces
-        self._hidden_ids: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._hidden_ids: frozenset[int] = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
         self._at_start = not continues
         self._held = b""
 

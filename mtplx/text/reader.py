@@ -59,7 +59,7 @@ class AnswerReader:
         parts = self._advance()
         rest = self._source.take(len(self._source.text))
         if rest and not (self._has_calls and rest.isspace()):
-            parts = _joined([*parts, Text(rest)])
+            parts = joined([*parts, Text(rest)])
         return parts
 
     def _advance(self) -> list[Part]:
@@ -72,7 +72,7 @@ class AnswerReader:
             if self._is_single and isinstance(part, CallEnd):
                 self.is_done = True
                 break
-        return _joined(parts)
+        return joined(parts)
 
 
 def _read(source: Source, reading: Reading) -> Steps[None]:
@@ -88,7 +88,7 @@ def _read(source: Source, reading: Reading) -> Steps[None]:
             return
 
 
-def _joined(parts: list[Part]) -> list[Part]:
+def joined(parts: list[Part]) -> list[Part]:
     """The same with neighbours of one kind as one part."""
     return [part for kind, run in groupby(parts, type) for part in _joined_run(kind, list(run))]
 

@@ -113,6 +113,10 @@ class Tokenizer:
         token: str | None = self._backend.id_to_token(token_id)
         return token or ""
 
+    def token_ids(self, tokens: Iterable[str]) -> frozenset[int]:
+        """The ids of those of the tokens that the vocabulary has."""
+        return frozenset(token_id for token in tokens if (token_id := self.token_id(token)) is not None)
+
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it, None if there is none."""
         return self._backend.token_to_id(token)

@@ -70,6 +70,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "mtplx.server.schema",
         "mtplx.server.logprob_shapes",
         "mtplx.server.answer",
+        "mtplx.server.message_parts",
         "mtplx.server.answer_chat",
         "mtplx.server.answer_completions",
         "mtplx.server.answer_blocks",

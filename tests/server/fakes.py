@@ -23,6 +23,7 @@ from mtplx.server.stream import Delta
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.stages import NullRecorder, StageRecorder
 from mtplx.text.chat import ChatTemplate
+from mtplx.text.reader import Reading
 from mtplx.text.tokenizer import Tokenizer
 from tests.fakes import fake_spec, write_byte_tokenizer
 
@@ -100,6 +101,7 @@ class Opened:
     n: int
     cache_salt: bytes
     cohort: bytes
+    reading: Reading | None
 
 
 @dataclass(slots=True)
@@ -129,10 +131,11 @@ class FakeStreams:
         continues: bool = False,
         cache_salt: bytes = b"",
         cohort: bytes = b"",
+        reading: Reading | None = None,
     ) -> list[FakeStream]:
         if self.refusal is not None:
             raise self.refusal
-        self.opened.append(Opened([tuple(prompt) for prompt in prompts], params, n, cache_salt, cohort))
+        self.opened.append(Opened([tuple(prompt) for prompt in prompts], params, n, cache_salt, cohort, reading))
         seed = 77 if params.seed is None else params.seed
         streams = [
             FakeStream(tuple(prompt), seed, list(self.script(number, params, n)))

@@ -1,0 +1,56 @@
+"""A choice's parts in the shapes of chat completions: what is said, what is thought, what is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mtplx.server.answer import Call, Choice, parts_of
+from mtplx.server.responses import ChatDelta, ChatMessage
+from mtplx.server.stream import Delta
+from mtplx.text.tools.parts import CallArguments, CallBegin, Reasoning, Text
+
+
+def chat_message(choice: Choice) -> ChatMessage:
+    """The whole message."""
+    message: ChatMessage = {"role": "assistant", "content": choice.content, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        message["content"] = choice.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.calls
+        ]
+    return message
+
+
+def chat_deltas(choice: Choice, delta: Delta) -> Iterator[ChatDelta]:
+    """What a delta, which has been added to `choice` already, adds to the message, in order."""
+    parts = parts_of(delta)
+    index = len(choice.calls) - 1 - sum(isinstance(part, CallBegin) for part in parts)
+    for part in parts:
+        match part:
+            case Text(text):
+                yield {"content": text}
+            case Reasoning(text):
+                yield {"reasoning_content": text}
+            case CallBegin():
+                index += 1
+                yield _beginning(index, choice.calls[index])
+            case CallArguments(text):
+                yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def chat_finish_reason(choice: Choice) -> str:
+    """Why the choice ended: with its calls, if nothing has cut the last one off."""
+    if choice.finish_reason == "stop" and choice.calls and choice.calls[-1].is_complete:
+        return "tool_calls"
+    return choice.finish_reason or ""
+
+
+def _beginning(index: int, call: Call) -> ChatDelta:
+    return {
+        "tool_calls": [
+            {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+        ]
+    }
