@@ -26,6 +26,7 @@ from mtplx.server.stream import Streams
 from mtplx.server.worker import Stop, Worker
 
 DEATH_GRACE_S = 3.0  # a dead engine answers 503 this long, so that whoever watches sees why, then the process ends
+FAREWELL_S = 1.0  # for the last words to clients when a second SIGINT cuts everything short
 WORKER_JOIN_S = 10.0
 LISTEN_BACKLOG = 2048
 SPARE_CONNECTIONS = 512  # beyond those whose requests wait, where nothing else is asked for
@@ -156,6 +157,7 @@ def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
         create_app(context),
         http=bounded_protocol(limits),
         ws="none",
+        lifespan="off",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         server_header=False,
         log_config=None,
@@ -165,7 +167,10 @@ def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Drains on shutdown: admits nothing, lets live requests end up to the limit, then fails them in words."""
+    """Drains on shutdown: admits nothing, lets live requests end up to the limit, then fails them in words.
+
+    SIGINT a second time is the limit, now.
+    """
 
     def __init__(self, config: uvicorn.Config, streams: Streams, drain_timeout_s: float) -> None:
         super().__init__(config)
@@ -177,6 +182,10 @@ class _Server(uvicorn.Server):
         self._streams.shut(error)
         asyncio.get_running_loop().call_later(self._drain_timeout_s, self._streams.fail_all, error)
         await super().shutdown(sockets)
+        if self.force_exit:  # a second SIGINT: nobody waits for answers, but whoever does is told
+            self._streams.fail_all(error)
+            if answering := set(self.server_state.tasks):
+                await asyncio.wait(answering, timeout=FAREWELL_S)
 
 
 if __name__ == "__main__":
