@@ -170,6 +170,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason = "the disk is full"
+        elif error.errno == errno.EFBIG:
+            reason = "it takes no file of that size"
+        elif error.errno == errno.EIO:
+            reason = "the disk has failed"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             reason = "it can't be written"
         elif error.errno in (errno.ENOTDIR, errno.EEXIST):

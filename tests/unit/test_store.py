@@ -90,7 +90,13 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("number", "sentence"),
-    [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "can't be written"), (errno.ENOTDIR, "a file is in the way")],
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EFBIG, "no file of that size"),
+        (errno.EIO, "the disk has failed"),
+        (errno.EROFS, "can't be written"),
+        (errno.ENOTDIR, "a file is in the way"),
+    ],
 )
 def test_disk_trouble_is_one_sentence(number: int, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"{sentence}.*MTPLX_CACHE_DIR"), disk_errors(tmp_path):
