@@ -81,7 +81,8 @@ class Engine:
         params = params or SamplingParams()
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
         self._check_ids([*params.logit_bias, *params.stop_token_ids], "logit_bias and stop_token_ids")
-        streams = self._streams.open_many(encoded, params, n, continues=True)
+        grammar = self._assembly.grammars.compile(params.grammar) if params.grammar else None
+        streams = self._streams.open_many(encoded, params, n, continues=True, grammar=grammar)
         try:
             while self._core.has_work:
                 self._streams.dispatch(self._core.step())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mtplx.errors import RequestError
 
@@ -13,6 +14,31 @@ MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 REPETITION_PENALTIES = (0.01, 100.0)  # least and most: any score, divided or multiplied by one, stays finite
 MAX_DRAFT_DEPTH = 8
+MAX_GRAMMAR_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be a text of: a JSON Schema (as JSON text), a regular expression, or a grammar in Lark.
+
+    The languages are llguidance's (https://github.com/guidance-ai/llguidance/tree/main/docs). `param` names the field
+    it comes from, for error messages alone.
+
+    Raises:
+        RequestError: the source is too long, or isn't valid Unicode.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+    param: str = field(default="grammar", compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            num_bytes = len(self.source.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError(f"{self.param} is not valid Unicode", self.param) from error
+        if num_bytes > MAX_GRAMMAR_BYTES:
+            raise RequestError(f"{self.param} has {num_bytes} bytes, over {MAX_GRAMMAR_BYTES}", self.param)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +49,8 @@ class SamplingParams:
     `seed` None means that a random one is drawn at admission and reported. `logprobs` None means none are wanted, 0 the
     chosen token's alone, k also the k likeliest; `prompt_logprobs` the same of the prompt's tokens but the first.
     `max_tokens` None means up to the context limit, 0 nothing but the prompt's scores. `top_k` 0 and `top_p` 1.0 and
-    `min_p` 0.0 keep every token.
+    `min_p` 0.0 keep every token. Under a `grammar` the answer ends where that ends, so `min_tokens` only holds as long
+    as the grammar can go on.
 
     Raises:
         RequestError: a value is out of its range; `param` names the field.
@@ -46,6 +73,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     draft_depth: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 2.0)
@@ -69,6 +97,8 @@ class SamplingParams:
             raise RequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop")
         if any(not text for text in self.stop):
             raise RequestError("stop must not hold an empty string", "stop")
+        if self.grammar is not None and self.ignore_eos:
+            raise RequestError("ignore_eos: an answer under a grammar ends where the grammar does", "ignore_eos")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", "min_tokens")
 

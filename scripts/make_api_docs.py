@@ -43,7 +43,7 @@ class FieldRow:
 def field_rows(model: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:
     """Every field of the model and of the models inside it, in the order of their declaration."""
     for name, field in model.model_fields.items():
-        path = prefix + name
+        path = prefix + (field.alias or name)
         yield _row(path, field)
         inside = list(_models_in(field.annotation, is_listed=False))
         for inner, is_listed in inside:

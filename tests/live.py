@@ -19,6 +19,7 @@ from mtplx.server.admission import Limits
 from mtplx.server.assemble import Assembly, build_core
 from mtplx.server.openai import Service
 from mtplx.text.chat import ChatTemplate
+from mtplx.text.grammar import GrammarCompiler
 from mtplx.text.tokenizer import Tokenizer
 from tests.fakes import FakeRunner, write_byte_tokenizer
 
@@ -81,14 +82,16 @@ def fake_assembly(folder: Path, runner: FakeRunner, settings: Settings) -> Assem
     write_byte_tokenizer(folder)
     core = build_core(settings.model_copy(update={"prefill_chunk_tokens": settings.prefill_chunk_tokens or 16}), runner)
     cache_tokens = runner.num_blocks * runner.block_size
+    tokenizer = Tokenizer.load(folder)
     return Assembly(
         settings=settings,
         api_keys=read_api_keys(settings),
         model=ModelFolder(path=folder, name=MODEL, source="made in a test"),
         model_name=MODEL,
         core=core,
-        tokenizer=Tokenizer.load(folder),
+        tokenizer=tokenizer,
         chat_template=ChatTemplate.load(folder),
+        grammars=GrammarCompiler(tokenizer, vocab_size=runner.spec.vocab_size, eos_ids=runner.spec.eos_ids),
         limits=Limits(
             max_model_len=min(settings.max_model_len or runner.spec.max_position, runner.spec.max_position),
             cache_tokens=cache_tokens,

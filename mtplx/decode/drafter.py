@@ -41,7 +41,7 @@ class DraftChooser:
             if token_id is not None and entry.ends_with(token_id):
                 token_id = None
             if token_id is not None:
-                entry.history.append(token_id)
+                entry.append(token_id)
             tokens.append(token_id)
         return tokens
 

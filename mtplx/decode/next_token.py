@@ -56,6 +56,7 @@ def is_plain_greedy(params: SamplingParams, num_emitted: int) -> bool:
         and not uses_penalties(params)
         and not params.logit_bias
         and num_emitted >= params.min_tokens
+        and params.grammar is None
     )
 
 

@@ -15,11 +15,13 @@ import numpy.typing as npt
 from mtplx.batching.state import Row, RowOutcome, StepPlan
 from mtplx.decode.history import History
 from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
+from mtplx.decode.matcher import Matcher
 from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, is_sound, next_token
 from mtplx.decode.noise import NoiseKey
 from mtplx.decode.noisy_argmax import NoisyArgmax, fastest_noisy_argmax
 from mtplx.errors import GenerationError, RequestError
 from mtplx.sampling_params import SamplingParams
+from mtplx.text.grammar import CompiledGrammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +61,24 @@ class Sampler:
         choice: int,
         prompt_ids: Sequence[int],
         stop_ids: frozenset[int],
+        grammar: CompiledGrammar | None = None,
     ) -> None:
         """Starts a sequence. `stop_ids` are those that end it: min_tokens bans them until it is reached.
+
+        `grammar` is that of `params`, compiled for this vocabulary.
 
         Raises:
             RequestError: logit_bias names an id outside the vocabulary.
         """
         assert seq_id not in self._entries, f"sequence {seq_id} was added before"
+        assert (grammar is None) == (params.grammar is None), "a grammar is compiled before it is asked for"
         for token_id in params.logit_bias:
             if not 0 <= token_id < self._vocab_size:
                 raise RequestError(f"logit_bias: token id {token_id} is not below {self._vocab_size}", "logit_bias")
         stops = np.array(sorted(i for i in stop_ids if 0 <= i < self._vocab_size), dtype=np.int64)
         history = History.of_prompt(prompt_ids, params, self._vocab_size)
-        self._entries[seq_id] = SamplerEntry(params, seed, choice, stops, history, self._noisy_argmax)
+        matcher = None if grammar is None else Matcher.of(grammar)
+        self._entries[seq_id] = SamplerEntry(params, seed, choice, stops, history, self._noisy_argmax, matcher)
 
     def remove(self, seq_id: int) -> None:
         """Forgets a sequence.
@@ -98,7 +105,8 @@ class Sampler:
     def copy_of(self, seq_id: int) -> SamplerEntry:
         """What is remembered of a sequence, to be drawn from and grown by guesses without any effect here."""
         entry = self._entries[seq_id]
-        return replace(entry, history=entry.history.copy())
+        matcher = None if entry.matcher is None else entry.matcher.copy()
+        return replace(entry, history=entry.history.copy(), matcher=matcher)
 
     def check(self) -> None:
         """Asserts the invariants of every entry."""
@@ -167,7 +175,7 @@ class Sampler:
             token_ids.append(token_id)
             if entry.params.logprobs is not None:
                 logprobs.append(token_logprobs(logits_V, token_id, entry.params.logprobs))
-            entry.history.append(token_id)
+            entry.append(token_id)
             if index < row.num_drafts and row.draft_ids[index] != token_id:
                 break
         return SampledRow(RowOutcome(tuple(token_ids)), tuple(logprobs))
@@ -183,6 +191,7 @@ class SamplerEntry:
     stop_ids: npt.NDArray[np.int64]  # ascending, inside the vocabulary
     history: History
     noisy_argmax: NoisyArgmax
+    matcher: Matcher | None = None  # where it is in its grammar
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -191,15 +200,25 @@ class SamplerEntry:
     def draw(self, logits_V: Logits) -> int:
         """The token at the next position. Raises: GenerationError."""
         noise_key = NoiseKey(self.seed, self.history.next_position, self.choice)
-        return next_token(logits_V, self.params, self.history, noise_key, self._banned_ids(), self.noisy_argmax)
+        banned_ids = self._banned_ids(len(logits_V))
+        return next_token(logits_V, self.params, self.history, noise_key, banned_ids, self.noisy_argmax)
+
+    def append(self, token_id: int) -> None:
+        """Goes on by one token."""
+        self.history.append(token_id)
+        if self.matcher is not None:
+            self.matcher.append(token_id)
 
     def ends_with(self, token_id: int) -> bool:
         """Whether the answer would end if that token came next."""
         return token_id in self.stop_ids.tolist()
 
-    def _banned_ids(self) -> npt.NDArray[np.int64]:
-        """What can't be drawn at the next position. Another ban, such as a grammar's, adds its ids here."""
-        return self.stop_ids if self.history.num_emitted < self.params.min_tokens else self.stop_ids[:0]
+    def _banned_ids(self, vocab_size: int) -> npt.NDArray[np.int64]:
+        """What can't be drawn at the next position. Another ban adds its ids here."""
+        may_end = self.history.num_emitted >= self.params.min_tokens
+        if self.matcher is not None:
+            return self.matcher.banned_ids(vocab_size, self.stop_ids, may_end=may_end)
+        return self.stop_ids[:0] if may_end else self.stop_ids
 
 
 def _first_lines(plan: StepPlan) -> list[int]:

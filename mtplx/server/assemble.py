@@ -31,6 +31,7 @@ from mtplx.server.engine import EngineCore
 from mtplx.server.modes import decode_width, make_scheduler, make_speculator, resolve_depth, resolve_mode
 from mtplx.telemetry.stages import StepRecorder
 from mtplx.text.chat import ChatTemplate
+from mtplx.text.grammar import GrammarCompiler
 from mtplx.text.tokenizer import Tokenizer
 
 DEFAULT_CHUNK_TOKENS_CPU = 64  # bounds the gap of running streams where a token costs milliseconds
@@ -49,6 +50,7 @@ class Assembly:
     core: EngineCore
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    grammars: GrammarCompiler
     limits: Limits
     fingerprint: str
     runner_reason: str  # why it is this runner, one sentence
@@ -94,6 +96,7 @@ def assemble(settings: Settings) -> Assembly:
         core=core,
         tokenizer=tokenizer,
         chat_template=chat_template,
+        grammars=GrammarCompiler(tokenizer, vocab_size=spec.vocab_size, eos_ids=spec.eos_ids),
         limits=limits,
         fingerprint=fingerprint,
         runner_reason=choice.why,

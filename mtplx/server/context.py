@@ -11,6 +11,7 @@ from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.server.stream import Streams
 from mtplx.telemetry.stages import StageRecorder
 from mtplx.text.chat import ChatTemplate
+from mtplx.text.grammar import GrammarCompiler
 from mtplx.text.tokenizer import Tokenizer
 
 
@@ -23,6 +24,7 @@ class ServerContext:
     streams: Streams
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    grammars: GrammarCompiler
     spec: ModelSpec
     runner_info: RunnerInfo
     recorder: StageRecorder

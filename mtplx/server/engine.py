@@ -31,6 +31,7 @@ from mtplx.sampling_params import SamplingParams
 from mtplx.server.head_calls import HeadCalls
 from mtplx.telemetry.counters import EngineCounters, EngineStatus
 from mtplx.telemetry.stages import NullRecorder, Stage, StageRecorder
+from mtplx.text.grammar import CompiledGrammar
 
 MAX_FAILED_STEPS = 16  # in a row, with no token between them: then the device is taken to be gone
 _FAILED = "the model failed on this request"
@@ -52,6 +53,7 @@ class Submit:
     cohort: bytes = b""  # whom it shares drafts with, where the mode has cohorts
     request: int | None = None  # the same for all choices of one request; None where there is one
     priority: int = 0  # who waits with a higher one starts first
+    grammar: CompiledGrammar | None = None  # that of the params
     deadline_s: float | None = None  # on the engine's clock: then it ends with what it has
 
     @property
@@ -143,6 +145,7 @@ class EngineCore:
                 choice=submit.choice,
                 prompt_ids=submit.prompt_ids,
                 stop_ids=submit.stops.stop_ids,
+                grammar=submit.grammar,
             )
         except BaseException:
             self.scheduler.table.cancel(submit.seq_id)

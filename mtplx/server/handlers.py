@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from mtplx.batching.state import SchedulerMode
 from mtplx.errors import ContextLengthError, ModelNotFoundError, RequestError
-from mtplx.sampling_params import SamplingParams
+from mtplx.sampling_params import Grammar, SamplingParams
 from mtplx.server.answer import Answer, AnswerParts, make_head
 from mtplx.server.answer_chat import ChatAnswer
 from mtplx.server.answer_completions import CompletionAnswer
@@ -28,8 +28,10 @@ from mtplx.server.protocol_completions import DEFAULT_MAX_TOKENS, CompletionRequ
 from mtplx.server.sse import CHUNKS, EventStreamResponse, EventStyle
 from mtplx.server.stream import RequestStream
 from mtplx.telemetry.metrics import HttpMetrics
+from mtplx.text.grammar import CompiledGrammar
 
 LONG_TEXT_CHARACTERS = 8192  # encoding more than this would hold up every other request; a thread costs less
+MAX_COMPILES = 2  # at once, of grammars
 MAX_LONG_ENCODES = 2  # at once: each may take hundreds of bytes of memory for a character
 
 TokenIds = Sequence[int]
@@ -64,6 +66,7 @@ class CompletionHandlers:
         self._context = context
         self._metrics = metrics
         self._long_encodes = anyio.CapacityLimiter(MAX_LONG_ENCODES)
+        self._compiles = anyio.CapacityLimiter(MAX_COMPILES)
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answers a conversation."""
@@ -106,7 +109,8 @@ class CompletionHandlers:
     ) -> Response:
         watch = self._metrics.watch(endpoint.name, num_prompt_tokens=sum(map(len, prompts)))
         cache_salt = tenant_of(request) + (body.cache_salt or "").encode()
-        streams = self._open(prompts, params, body, endpoint, cache_salt)
+        grammar = await self._compile(request, params.grammar)
+        streams = self._open(prompts, params, body, endpoint, cache_salt, grammar)
         parts = self._parts(body, streams, params, endpoint.id_prefix)
         answer = endpoint.make_answer(parts)
         generation = Generation(streams, parts, answer, watch.on_delta)
@@ -131,6 +135,7 @@ class CompletionHandlers:
         body: GenerationRequest,
         endpoint: Endpoint,
         cache_salt: bytes,
+        grammar: CompiledGrammar | None,
     ) -> list[RequestStream]:
         try:
             return self._context.streams.open_many(
@@ -140,10 +145,22 @@ class CompletionHandlers:
                 continues=endpoint.continues,
                 cache_salt=cache_salt,
                 cohort=(body.cohort or "").encode(),
+                grammar=grammar,
             )
         except RequestError as error:
             param = endpoint.prompt_param if error.param == "prompt" else error.param
             raise type(error)(str(error), param, error.code) from None
+
+    async def _compile(self, request: Request, grammar: Grammar | None) -> CompiledGrammar | None:
+        """The grammar over the model's tokens; a new one is compiled in a thread."""
+        if grammar is None:
+            return None
+        compiler = self._context.grammars
+        kept = compiler.kept(grammar)
+        if kept is not None:
+            return kept
+        compiling = anyio.to_thread.run_sync(compiler.compile, grammar, limiter=self._compiles)
+        return await until_disconnect(compiling, request.receive)
 
     def _parts(
         self, body: GenerationRequest, streams: Sequence[RequestStream], params: SamplingParams, id_prefix: str

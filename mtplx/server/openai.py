@@ -140,6 +140,7 @@ def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
         streams=streams,
         tokenizer=assembly.tokenizer,
         chat_template=assembly.chat_template,
+        grammars=assembly.grammars,
         spec=assembly.core.runner.spec,
         runner_info=assembly.core.runner.info,
         recorder=assembly.core.recorder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, FailFast, Field, Tag
@@ -9,17 +10,17 @@ from typing_extensions import TypeAliasType
 
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
-from mtplx.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from mtplx.sampling_params import MAX_TOP_LOGPROBS, Grammar, SamplingParams
 from mtplx.server.protocol import (
     INVALID,
     Accepted,
-    GenerationRequest,
     Metadata,
     Refused,
     StrictModel,
     Worded,
     shape_of,
 )
+from mtplx.server.protocol_grammar import ResponseFormat, StructuredRequest
 
 MAX_MESSAGES = 4096
 NO_TOOLS = "tool calls are not implemented"
@@ -70,7 +71,7 @@ Messages = TypeAliasType(
 )
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(StructuredRequest):
     """A conversation to be answered."""
 
     messages: Messages = Field(description="the conversation so far")
@@ -85,7 +86,7 @@ class ChatCompletionRequest(GenerationRequest):
     prompt_cache_key: Annotated[str | None, Accepted("a hint for routing")] = None
     safety_identifier: Annotated[str | None, Accepted("names the caller's user")] = None
     service_tier: Annotated[Any, Refused("there is one tier", (None, "auto", "default"))] = None
-    response_format: Annotated[Any, Refused("structured output is not implemented", (None, {"type": "text"}))] = None
+    response_format: ResponseFormat | None = Field(None, description="what the answer must be, in OpenAI's words")
     tools: Annotated[Any, Refused(NO_TOOLS, (None, []))] = None
     tool_choice: Annotated[Any, Refused(NO_TOOLS, (None, "none", "auto"))] = None
     parallel_tool_calls: Annotated[Any, Refused(NO_TOOLS, (None, True))] = None
@@ -101,6 +102,11 @@ class ChatCompletionRequest(GenerationRequest):
     store: Annotated[Any, Refused("answers are not stored", (None, False))] = None
     verbosity: Annotated[Any, Refused("the model's verbosity can't be set", (None, "medium"))] = None
     web_search_options: Annotated[Any, Refused("there is no web search")] = None
+
+    def wished_grammars(self) -> Iterator[Grammar | None]:
+        if self.response_format is not None:
+            yield self.response_format.grammar()
+        yield from super().wished_grammars()
 
     def template_messages(self) -> list[dict[str, Any]]:
         return [message.for_template() for message in self.messages]

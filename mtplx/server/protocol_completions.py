@@ -10,7 +10,8 @@ from typing_extensions import TypeAliasType
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from mtplx.server.protocol import INVALID, MAX_CHOICES, GenerationRequest, Refused, TokenIds, shape_of
+from mtplx.server.protocol import INVALID, MAX_CHOICES, Refused, TokenIds, shape_of
+from mtplx.server.protocol_grammar import StructuredRequest
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
@@ -39,7 +40,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(StructuredRequest):
     """One or more prompts to be continued."""
 
     prompt: Prompt = Field(

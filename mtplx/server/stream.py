@@ -20,6 +20,7 @@ from mtplx.server.admission import Limits
 from mtplx.server.engine import Cancel, SequenceOutput, Submit
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.text.detokenizer import Detokenizer
+from mtplx.text.grammar import CompiledGrammar
 from mtplx.text.reader import AnswerReader, Reading, joined
 from mtplx.text.stops import StopMatcher, StopResult
 from mtplx.text.tokenizer import Tokenizer
@@ -264,18 +265,20 @@ class Streams:
         cache_salt: bytes = b"",
         cohort: bytes = b"",
         reading: Reading | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> list[RequestStream]:
         """Admits several requests with one seed, all or none; raises as `open` does.
 
         They share the computation of equal beginnings with requests of the same `cache_salt`, and with no other. Of
         these they share drafts with the `cohort`, where the mode has cohorts. `reading` tells calls and thoughts from
-        what is said.
+        what is said, `grammar` is that of the params.
         """
         self._check_open()
         all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
         self.check_room(len(prompts), n)
         if params.seed is None:
             params = replace(params, seed=secrets.randbelow(2**53))
+        continues = continues or grammar is not None  # all of the text is the grammar's, a leading space too
         return [
             self._start(
                 tuple(prompt),
@@ -286,6 +289,7 @@ class Streams:
                 cache_salt=cache_salt,
                 cohort=cohort,
                 reading=reading,
+                grammar=grammar,
             )
             for prompt, stops in zip(prompts, all_stops, strict=True)
         ]
@@ -342,6 +346,7 @@ class Streams:
         cache_salt: bytes,
         cohort: bytes,
         reading: Reading | None,
+        grammar: CompiledGrammar | None,
     ) -> RequestStream:
         assert params.seed is not None, "drawn at admission"
         seq_ids = [next(self._seq_ids) for _ in range(n)]
@@ -350,7 +355,11 @@ class Streams:
             text = ChoiceText(choice, self._tokenizer, params, stops.stop_ids, continues=continues, reading=reading)
             self._live[seq_id] = _Live(stream, text)  # registered before it is submitted
         for choice, seq_id in enumerate(seq_ids):
-            self._send(Submit(seq_id, prompt_ids, params, params.seed, choice, stops, cache_salt, cohort=cohort))
+            self._send(
+                Submit(
+                    seq_id, prompt_ids, params, params.seed, choice, stops, cache_salt, cohort=cohort, grammar=grammar
+                )
+            )
         return stream
 
     def _cancel(self, seq_ids: Sequence[int]) -> None:

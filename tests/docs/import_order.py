@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "mtplx.server.admission",
         "mtplx.server.stream",
         "mtplx.server.protocol",
+        "mtplx.server.protocol_grammar",
         "mtplx.server.protocol_chat",
         "mtplx.server.protocol_completions",
         "mtplx.server.protocol_messages",

@@ -23,6 +23,7 @@ from mtplx.server.stream import Delta
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.stages import NullRecorder, StageRecorder
 from mtplx.text.chat import ChatTemplate
+from mtplx.text.grammar import CompiledGrammar, GrammarCompiler
 from mtplx.text.reader import Reading
 from mtplx.text.tokenizer import Tokenizer
 from tests.fakes import fake_spec, write_byte_tokenizer
@@ -102,6 +103,7 @@ class Opened:
     cache_salt: bytes
     cohort: bytes
     reading: Reading | None
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(slots=True)
@@ -132,10 +134,13 @@ class FakeStreams:
         cache_salt: bytes = b"",
         cohort: bytes = b"",
         reading: Reading | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> list[FakeStream]:
         if self.refusal is not None:
             raise self.refusal
-        self.opened.append(Opened([tuple(prompt) for prompt in prompts], params, n, cache_salt, cohort, reading))
+        self.opened.append(
+            Opened([tuple(prompt) for prompt in prompts], params, n, cache_salt, cohort, reading, grammar)
+        )
         seed = 77 if params.seed is None else params.seed
         streams = [
             FakeStream(tuple(prompt), seed, list(self.script(number, params, n)))
@@ -203,6 +208,7 @@ def fake_server(
     write_byte_tokenizer(folder)
     streams = streams or FakeStreams()
     tokenizer = tokenizer or Tokenizer.load(folder)
+    spec = spec or fake_spec()
     given = Settings(api_key=tuple(SecretStr(key) for key in api_keys), **settings)
     context = ServerContext(
         settings=given,
@@ -210,7 +216,8 @@ def fake_server(
         streams=streams,  # type: ignore[arg-type]
         tokenizer=tokenizer,
         chat_template=ChatTemplate.load(folder),
-        spec=spec or fake_spec(),
+        grammars=GrammarCompiler(tokenizer, vocab_size=spec.vocab_size, eos_ids=spec.eos_ids),
+        spec=spec,
         runner_info=RunnerInfo("fake", "cpu", "float32", exact=True, exact_note="scripted"),
         recorder=recorder or NullRecorder(),
         model_name=MODEL,

@@ -26,7 +26,6 @@ TOOL = {"type": "function", "function": FUNCTION}
 # A value that a client could really send, for every field that is refused.
 CHAT_WISHES: dict[str, Any] = {
     "service_tier": "flex",
-    "response_format": {"type": "json_object"},
     "tools": [TOOL],
     "tool_choice": "required",
     "parallel_tool_calls": False,

@@ -1,0 +1,59 @@
+"""Where one sequence is in its grammar, token by token: what may come next, and what must."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from mtplx.errors import GenerationError
+from mtplx.text.grammar import CompiledGrammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Matcher:
+    """Follows the tokens that one sequence emits. Where it can't, the next `banned_ids` says so."""
+
+    __slots__ = ("_matcher",)
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @classmethod
+    def of(cls, grammar: CompiledGrammar) -> Matcher:
+        """One at the beginning."""
+        return cls(grammar.start())
+
+    def copy(self) -> Matcher:
+        """One that can follow guesses while this one stays."""
+        return Matcher(self._matcher.deep_copy())
+
+    def append(self, token_id: int) -> None:
+        """Goes on by an emitted token."""
+        self._matcher.consume_token(token_id)
+
+    def banned_ids(self, vocab_size: int, stop_ids: npt.NDArray[np.int64], *, may_end: bool) -> npt.NDArray[np.int64]:
+        """What can't come next, ascending. Where the grammar can end, all `stop_ids` may come.
+
+        Not so without `may_end`, unless there is nothing else left to come.
+
+        Raises:
+            GenerationError: the grammar has become too complex, or allows no token of this vocabulary.
+        """
+        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            raise GenerationError("the grammar has become too complex to go on")
+        is_allowed_V = np.unpackbits(mask, count=vocab_size, bitorder="little").astype(np.bool_)
+        if self._matcher.is_accepting():
+            is_allowed_V[stop_ids] = True
+        if not may_end:
+            is_end_V = np.zeros(vocab_size, dtype=np.bool_)
+            is_end_V[stop_ids] = True
+            if (is_allowed_V & ~is_end_V).any():
+                is_allowed_V &= ~is_end_V
+        if not is_allowed_V.any():
+            raise GenerationError("the grammar allows no token of this model here")
+        return np.flatnonzero(~is_allowed_V)
