@@ -106,6 +106,7 @@ class Settings(BaseSettings):
         10.0, gt=0, allow_inf_nan=False, description="seconds of silence after which a stream sends a comment"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much is logged")
+    log_format: Literal["text", "json"] = Field("text", description="lines for people, or a JSON object a line")
 
     @field_validator("*", mode="before")
     @classmethod

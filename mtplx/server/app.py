@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from mtplx.server.auth import ApiKeyCheck
-from mtplx.server.boundary import REQUEST_ID_HEADER, Boundary
+from mtplx.server.boundary import REQUEST_ID_HEADER, Boundary, record_of
 from mtplx.server.context import ServerContext
 from mtplx.server.error_bodies import PLANNED_ERRORS, answer_of
 from mtplx.server.handlers import CompletionHandlers
@@ -27,7 +27,9 @@ from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
 from mtplx.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 from mtplx.server.responses import ChatCompletion, ChatCompletionChunk, Completion, ProfilePage
 from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events, messages_errors
+from mtplx.telemetry.logs import log_request
 from mtplx.telemetry.metrics import HttpMetrics
+from mtplx.telemetry.record import RequestRecord
 
 __all__ = ["ServerContext", "create_app"]
 
@@ -59,7 +61,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(_info_routes(info), dependencies=guards)
     app.include_router(_absent_routes(), dependencies=guards)
     _add_get(app, "/health", info.health, responses=errors(503))
-    _answer_errors(app, metrics)
+    _answer_errors(app, (metrics.count_request, log_request, *context.observers))
     if context.settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
@@ -148,14 +150,12 @@ def _add_get(router: APIRouter | FastAPI, path: str, handler: Callable[..., Any]
     router.add_api_route(path, handler, methods=["HEAD"], **{**described, "include_in_schema": False})
 
 
-def _answer_errors(app: FastAPI, metrics: HttpMetrics) -> None:
-    def count(error: Exception) -> None:
-        metrics.count_error(answer_of(error).code)
-
+def _answer_errors(app: FastAPI, observers: Iterable[Callable[[RequestRecord], None]]) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        count(error)
-        return answer_of(error).response(request.url.path)
+        found = answer_of(error)
+        record_of(request).fail(found.code)
+        return found.response(request.url.path)
 
     for kind in PLANNED_ERRORS:
         app.add_exception_handler(kind, answer)
-    app.add_middleware(Boundary, on_error=count)
+    app.add_middleware(Boundary, observers=observers)

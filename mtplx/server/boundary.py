@@ -1,59 +1,92 @@
-"""The outermost layer of the app: request ids, the size of heads, and the last resort for unplanned exceptions."""
+"""The outermost layer of the app: ids and records of requests, the size of heads, the last resort for exceptions."""
 
 from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mtplx.errors import HeadTooLargeError
 from mtplx.server.error_bodies import answer_of, is_planned
+from mtplx.telemetry.logs import REQUEST_ID
+from mtplx.telemetry.record import RequestRecord
 
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 32 * 2**10  # of the path and all headers
 REQUEST_ID_HEADER = "x-request-id"
+CLIENT_LEFT = "client_left"  # where the log has other requests' error codes
+_TRACE_HEADERS = ("traceparent", "tracestate")
 _USABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 log = logging.getLogger(__name__)
 
 
 class Boundary:
-    """Gives every answer an id, the client's own where it is harmless; turns surprises into a plain 500 in the log."""
+    """Gives every answer an id, the client's own where it is harmless; turns surprises into a plain 500 in the log.
 
-    def __init__(self, app: ASGIApp, on_error: Callable[[Exception], None]) -> None:
+    At a request's end, however it came, the observers hear of it.
+    """
+
+    def __init__(self, app: ASGIApp, observers: Iterable[Callable[[RequestRecord], None]]) -> None:
         self._app = app
-        self._on_error = on_error
+        self._observers = tuple(observers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope))
-        has_started = False
+        record = _new_record(scope)
+        scope.setdefault("state", {})["record"] = record
+        token = REQUEST_ID.set(record.request_id)
+        try:
+            await self._answer(record, scope, receive, send)
+        finally:
+            record.ended_at_s = time.monotonic()
+            for observe in self._observers:
+                observe(record)
+            REQUEST_ID.reset(token)
+
+    async def _answer(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
+        is_whole = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal has_started
+            nonlocal is_whole
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
-                has_started = True
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                record.status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = record.request_id
             await send(message)
 
         try:
             _check_head(scope)
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            log.debug("request %s: the client left", request_id)
+            if not is_whole:  # else it is the end of what was said
+                record.fail(CLIENT_LEFT)
         except Exception as error:  # the app's boundary: nothing above this could answer the client
             if not is_planned(error):
-                log.exception("request %s failed", request_id)
-            self._on_error(error)
-            if not has_started:
+                log.exception("request %s failed", record.request_id)
+            record.fail(answer_of(error).code)
+            if record.status is None:
                 await answer_of(error).response(scope["path"])(scope, receive, send_with_id)
+
+
+def record_of(request: Request) -> RequestRecord:
+    """What is known of a request so far, for whoever knows more."""
+    record: RequestRecord = request.state.record
+    return record
+
+
+def _new_record(scope: Scope) -> RequestRecord:
+    headers = Headers(scope=scope)
+    trace_headers = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
+    return RequestRecord(_request_id(headers), scope["method"], scope["path"], trace_headers, time.monotonic())
 
 
 def _request_id(headers: Headers) -> str:

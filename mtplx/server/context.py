@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import SecretStr
@@ -9,6 +10,7 @@ from pydantic import SecretStr
 from mtplx.config import Settings
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.server.stream import Streams
+from mtplx.telemetry.record import RequestRecord
 from mtplx.telemetry.stages import StageRecorder
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.grammar import GrammarCompiler
@@ -32,3 +34,4 @@ class ServerContext:
     created: int
     version: str
     fingerprint: str
+    observers: tuple[Callable[[RequestRecord], None], ...] = ()  # that hear of each request's end

@@ -18,6 +18,7 @@ from mtplx.server.answer_chat import ChatAnswer
 from mtplx.server.answer_completions import CompletionAnswer
 from mtplx.server.auth import tenant_of
 from mtplx.server.body import read_model
+from mtplx.server.boundary import record_of
 from mtplx.server.context import ServerContext
 from mtplx.server.disconnect import until_disconnect
 from mtplx.server.error_bodies import MAX_ECHOED_CHARACTERS, answer_of
@@ -108,6 +109,8 @@ class CompletionHandlers:
         endpoint: Endpoint,
     ) -> Response:
         watch = self._metrics.watch(endpoint.name, num_prompt_tokens=sum(map(len, prompts)))
+        record = record_of(request)
+        record.watch, record.params = watch, params
         cache_salt = tenant_of(request) + (body.cache_salt or "").encode()
         grammar = await self._compile(request, params.grammar)
         streams = self._open(prompts, params, body, endpoint, cache_salt, grammar)
@@ -120,7 +123,7 @@ class CompletionHandlers:
                 style=endpoint.style,
                 fail=answer.failure,
                 close=generation.close,
-                on_error=lambda error: self._metrics.count_error(answer_of(error).code),
+                on_error=lambda error: record.fail(answer_of(error).code),
                 keepalive_s=self._context.settings.keepalive_s,
             )
         try:

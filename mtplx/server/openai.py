@@ -24,6 +24,7 @@ from mtplx.server.boundary import MAX_HEAD_BYTES
 from mtplx.server.connections import ConnectionLimits, bounded_protocol
 from mtplx.server.stream import Streams
 from mtplx.server.worker import Stop, Worker
+from mtplx.telemetry.logs import configure_logging
 
 DEATH_GRACE_S = 3.0  # a dead engine answers 503 this long, so that whoever watches sees why, then the process ends
 FAREWELL_S = 1.0  # for the last words to clients when a second SIGINT cuts everything short
@@ -51,7 +52,7 @@ def serve(settings: Settings) -> int:
 
     0 after SIGTERM or SIGINT (130 while loading), 1 for a model or an engine that failed, 2 for a refused setting.
     """
-    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(settings.log_level, settings.log_format)
     try:
         with _bind(settings) as listener:
             service = Service(assemble(settings))
@@ -162,7 +163,7 @@ def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         server_header=False,
         log_config=None,
-        access_log=settings.log_level == "debug",
+        access_log=False,  # the app's own knows more
         timeout_graceful_shutdown=int(settings.drain_timeout_s) + 5,
     )
 

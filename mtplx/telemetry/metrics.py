@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.engine_metrics import EngineCollector
+from mtplx.telemetry.record import RequestRecord
 from mtplx.telemetry.watch import RequestMeters, RequestSeconds, RequestWatch
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -97,7 +98,7 @@ class HttpMetrics:
         )
         self._errors = Counter(
             "mtplx_errors",
-            "Requests refused or failed, by the code in the error's body",
+            "Requests refused or failed, or left by their client, by the error's code",
             ("code",),
             registry=self._own,
         )
@@ -109,8 +110,10 @@ class HttpMetrics:
             meters = self._meters[endpoint] = self._meters_of(endpoint)
         return RequestWatch(endpoint, meters, asked_at_s=self._clock(), num_prompt_tokens=num_prompt_tokens)
 
-    def count_error(self, code: str) -> None:
-        self._errors.labels(code).inc()
+    def count_request(self, record: RequestRecord) -> None:
+        """Counts a request that has ended, if it was refused or failed or its client left."""
+        if record.error_code is not None:
+            self._errors.labels(record.error_code).inc()
 
     def render(self) -> bytes:
         """Everything, in the text format that CONTENT_TYPE names."""

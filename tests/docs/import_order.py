@@ -61,7 +61,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("mtplx", "mtplx.inference"),
     (
         "mtplx.telemetry.engine_metrics",
+        "mtplx.telemetry.logs",
         "mtplx.telemetry.metrics",
+        "mtplx.telemetry.record",
         "mtplx.telemetry.watch",
         "mtplx.server.context",
         "mtplx.server.auth",
