@@ -45,7 +45,7 @@ def access_lines(text: str) -> list[dict[str, Any]]:
 
 
 def test_an_answered_request_has_its_numbers_in_one_line(tmp_path: Path) -> None:
-    with live_server(tmp_path, FakeRunner()) as server, logged(JsonFormatter()) as log:
+    with logged(JsonFormatter()) as log, live_server(tmp_path, FakeRunner()) as server:
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 4, "n": 2, "ignore_eos": True}
         answer = server.client.post(COMPLETIONS, json=body, headers={"x-request-id": "mine-1"})
         assert answer.status_code == 200
@@ -67,7 +67,7 @@ def test_an_answered_request_has_its_numbers_in_one_line(tmp_path: Path) -> None
 
 
 def test_a_stream_that_ended_well_has_no_code(tmp_path: Path) -> None:
-    with live_server(tmp_path, FakeRunner()) as server, logged(JsonFormatter()) as log:
+    with logged(JsonFormatter()) as log, live_server(tmp_path, FakeRunner()) as server:
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 4, "stream": True, "ignore_eos": True}
         assert "[DONE]" in server.client.post(COMPLETIONS, json=body).text
         page = server.client.get("/metrics").text
@@ -130,9 +130,9 @@ def test_no_word_of_prompts_answers_or_keys_is_logged_at_any_level(tmp_path: Pat
     runner = FakeRunner(script=saying(answer, prompt_len=len(CANARY)), fault=fault)
     keys = (f"key-{CANARY}",)
     with (
-        live_server(tmp_path, runner, api_key=keys) as server,
         logged(TextFormatter(), logging.DEBUG) as text,
         logged(JsonFormatter(), logging.DEBUG) as lines,
+        live_server(tmp_path, runner, api_key=keys) as server,
     ):
         server.client.headers["authorization"] = f"Bearer {keys[0]}"
         whole = server.client.post(COMPLETIONS, json={"model": MODEL, "prompt": CANARY, "max_tokens": 40})
@@ -151,8 +151,8 @@ def test_no_word_of_prompts_answers_or_keys_is_logged_at_any_level(tmp_path: Pat
         server.client.get("/v1/models", headers={"authorization": f"Bearer wrong-{CANARY}"})
         broken["fails"] = True
         assert server.client.post(COMPLETIONS, json={"model": MODEL, "prompt": CANARY}).status_code == 500
-        assert "mtplx.access" in text.getvalue()
-        assert "this step breaks" in lines.getvalue()
+    assert "mtplx.access" in text.getvalue()
+    assert "this step breaks" in lines.getvalue()
     assert CANARY not in text.getvalue()
     assert CANARY not in lines.getvalue()
 
