@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from mtplx.server.protocol import UNSUPPORTED, Accepted, Refused, StrictModel
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import CompletionRequest
 from mtplx.server.protocol_messages import MessagesRequest
+from mtplx.server.protocol_responses import ResponsesRequest
 from mtplx.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
@@ -23,6 +25,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "chat": ChatCompletionRequest,
     "completions": CompletionRequest,
     "messages": MessagesRequest,
+    "responses": ResponsesRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
 }
@@ -74,7 +77,8 @@ def _row(path: str, field: FieldInfo) -> FieldRow:
 
 def _kind_of(model: type[BaseModel]) -> str:
     """What tells a model from others that the same field may hold: the value of its type, such as (text)."""
-    return f"({'|'.join(get_args(model.model_fields['type'].annotation))})"
+    kinds = re.findall(r"'(\w+)'", repr(model.model_fields["type"].annotation))
+    return f"({'|'.join(kinds)})"
 
 
 def _models_in(annotation: Any, *, is_listed: bool) -> Iterator[tuple[type[BaseModel], bool]]:

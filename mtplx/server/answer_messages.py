@@ -10,7 +10,7 @@ from mtplx.server.answer import AnswerParts, Choice
 from mtplx.server.answer_blocks import Block, BlockKind, BlockReader, Change, Grown, Opened, blocks_of
 from mtplx.server.answer_chat import ChatAnswer
 from mtplx.server.error_bodies import answer_of
-from mtplx.server.message_shapes import ContentBlock, Message, MessageEvent, MessageUsage
+from mtplx.server.message_shapes import ContentBlock, MessageAnswer, MessageEvent, MessageUsage
 from mtplx.server.responses import MessagesErrorBody, Usage
 from mtplx.server.sse import EventStyle
 from mtplx.server.stream import Delta
@@ -63,7 +63,7 @@ class MessagesAnswer:
     def failure(self, error: Exception) -> list[MessagesErrorBody]:
         return [answer_of(error).messages_body]
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> Message:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> MessageAnswer:
         (chat_choice,) = self._chat.whole(choices, usage)["choices"]
         content = [_content(block) for block in blocks_of(chat_choice)]
         reason, stop_sequence = _end(chat_choice["finish_reason"], choices[0])
@@ -71,7 +71,7 @@ class MessagesAnswer:
 
     def _message(
         self, content: list[ContentBlock], reason: str | None, stop_sequence: str | None, usage: MessageUsage
-    ) -> Message:
+    ) -> MessageAnswer:
         head = self._parts.head
         return {
             "id": head.id,

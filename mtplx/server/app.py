@@ -20,11 +20,13 @@ from mtplx.server.handlers_absent import ABSENT
 from mtplx.server.handlers_info import InfoHandlers
 from mtplx.server.handlers_tokens import TokenHandlers
 from mtplx.server.handlers_translated import TranslatedHandlers
-from mtplx.server.message_shapes import Message, MessageEvent, TokenCount
+from mtplx.server.message_shapes import MessageAnswer, MessageEvent, TokenCount
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import CompletionRequest
 from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
+from mtplx.server.protocol_responses import ResponsesRequest
 from mtplx.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
+from mtplx.server.response_shapes import ResponseEvent, ResponseObject
 from mtplx.server.responses import ChatCompletion, ChatCompletionChunk, Completion, ProfilePage
 from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events, messages_errors
 from mtplx.telemetry.logs import log_request
@@ -43,6 +45,7 @@ def create_app(context: ServerContext) -> FastAPI:
             CompletionRequest,
             MessagesRequest,
             CountTokensRequest,
+            ResponsesRequest,
             TokenizeRequest,
             DetokenizeRequest,
         ),
@@ -56,7 +59,9 @@ def create_app(context: ServerContext) -> FastAPI:
     info = InfoHandlers(context, metrics, started_at_s=time.monotonic())
     completions = CompletionHandlers(context, metrics)
     app.include_router(_completion_routes(completions), dependencies=guards)
-    app.include_router(_messages_routes(TranslatedHandlers(context, completions)), dependencies=guards)
+    translated = TranslatedHandlers(context, completions)
+    app.include_router(_responses_routes(translated), dependencies=guards)
+    app.include_router(_messages_routes(translated), dependencies=guards)
     app.include_router(_token_routes(TokenHandlers(context, completions)), dependencies=guards)
     app.include_router(_info_routes(info), dependencies=guards)
     app.include_router(_absent_routes(), dependencies=guards)
@@ -95,6 +100,20 @@ def _completion_routes(handlers: CompletionHandlers) -> APIRouter:
     return router
 
 
+def _responses_routes(handlers: TranslatedHandlers) -> APIRouter:
+    router = APIRouter(tags=["responses"])
+    failures = errors(400, 401, 404, 413, 415, 500, 503)
+    router.add_api_route(
+        "/v1/responses",
+        handlers.create_response,
+        methods=["POST"],
+        response_class=JSONResponse,
+        responses={**json_or_events(ResponseObject, ResponseEvent, ""), **failures},
+        openapi_extra=json_body(ResponsesRequest),
+    )
+    return router
+
+
 def _messages_routes(handlers: TranslatedHandlers) -> APIRouter:
     router = APIRouter(tags=["messages"], responses=messages_errors(400, 401, 404, 413, 415, 500))
     router.add_api_route(
@@ -102,7 +121,7 @@ def _messages_routes(handlers: TranslatedHandlers) -> APIRouter:
         handlers.create_message,
         methods=["POST"],
         response_class=JSONResponse,
-        responses={**json_or_events(Message, MessageEvent, ""), **messages_errors(503, 529)},
+        responses={**json_or_events(MessageAnswer, MessageEvent, ""), **messages_errors(503, 529)},
         openapi_extra=json_body(MessagesRequest),
     )
     router.add_api_route(

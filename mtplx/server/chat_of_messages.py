@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from mtplx.errors import RequestError
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_messages import (
     CountTokensRequest,
-    InputMessage,
     MessagesRequest,
     OutputConfig,
     TextBlock,
@@ -20,7 +18,7 @@ from mtplx.server.protocol_messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from mtplx.server.protocol_translated import Names, chat_request
+from mtplx.server.protocol_translated import Fields, Names, Placed, chat_request, finished, joined
 
 _PATTERNS = {
     r"messages": "messages",
@@ -34,9 +32,6 @@ _PATTERNS = {
     r"chat_template_kwargs(\..*)?": "thinking",
 }
 
-Fields = dict[str, Any]  # of a chat message or of a part of it
-Placed = tuple[str, Fields]  # the path of what a chat message was made of, and the message
-
 
 def chat_of_messages(body: CountTokensRequest) -> tuple[ChatCompletionRequest, Names]:
     """The request, and what its fields are called by whoever sent `body`.
@@ -44,11 +39,11 @@ def chat_of_messages(body: CountTokensRequest) -> tuple[ChatCompletionRequest, N
     Raises:
         RequestError: chat completions refuse it, or a block is in a turn of the wrong role.
     """
-    placed = _joined([*_system(body), *_conversation(body.messages)])
+    placed = joined(_turns(body), roles=("user", "assistant", "system"))
     names = Names([path for path, _ in placed], _PATTERNS)
     fields = {
         "model": body.model,
-        "messages": [_finished(message) for _, message in placed],
+        "messages": [finished(message) for _, message in placed],
         **_tool_fields(body.tools, body.tool_choice),
         **_answer_fields(body.output_config),
         **(_generation_fields(body) if isinstance(body, MessagesRequest) else {}),
@@ -56,7 +51,7 @@ def chat_of_messages(body: CountTokensRequest) -> tuple[ChatCompletionRequest, N
     return chat_request(fields, names), names
 
 
-def _generation_fields(body: MessagesRequest) -> dict[str, Any]:
+def _generation_fields(body: MessagesRequest) -> Fields:
     return {
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
@@ -68,8 +63,8 @@ def _generation_fields(body: MessagesRequest) -> dict[str, Any]:
     }
 
 
-def _tool_fields(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _tool_fields(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> Fields:
+    fields: Fields = {}
     if tools:
         fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in tools]
     if choice is None:
@@ -83,14 +78,14 @@ def _tool_fields(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> dic
     return fields
 
 
-def _function(tool: Tool) -> dict[str, Any]:
+def _function(tool: Tool) -> Fields:
     function: Fields = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {key: value for key, value in function.items() if value is not None}
 
 
-def _answer_fields(config: OutputConfig | None) -> dict[str, Any]:
+def _answer_fields(config: OutputConfig | None) -> Fields:
     if config is None or config.format is None:
         return {}
     known = config.format.keys() <= {"type", "schema"}
@@ -102,13 +97,10 @@ def _answer_fields(config: OutputConfig | None) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _system(body: CountTokensRequest) -> Iterator[Placed]:
+def _turns(body: CountTokensRequest) -> Iterator[Placed]:
     if body.system:
         yield "system", {"role": "system", "content": _parts(body.system)}
-
-
-def _conversation(messages: Sequence[InputMessage]) -> Iterator[Placed]:
-    for index, message in enumerate(messages):
+    for index, message in enumerate(body.messages):
         path = f"messages.{index}"
         if isinstance(message.content, str):
             yield path, {"role": message.role, "content": _parts(message.content)}
@@ -143,25 +135,3 @@ def _result(block: ToolResultBlock) -> list[dict[str, str]]:
 def _parts(content: str | Sequence[TextBlock]) -> list[dict[str, str]]:
     texts = [content] if isinstance(content, str) else [block.text for block in content]
     return [{"type": "text", "text": text} for text in texts or [""]]
-
-
-def _joined(placed: Iterable[Placed]) -> list[Placed]:
-    """One message for each row of neighbours of one role; results of tools stay apart."""
-    joined: list[Placed] = []
-    for path, message in placed:
-        last = joined[-1][1] if joined else None
-        if last is None or last["role"] != message["role"] or message["role"] == "tool":
-            joined.append((path, message))
-            continue
-        for key, value in message.items():
-            if key != "role":
-                last.setdefault(key, []).extend(value)
-    return joined
-
-
-def _finished(message: Fields) -> Fields:
-    """The message as chat completions take it; thinking was a list of texts so far."""
-    if "thinking" not in message:
-        return message
-    thinking = "\n".join(message.pop("thinking"))
-    return {"content": "", **message, "reasoning_content": thinking}

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mtplx.errors import RequestError
-from mtplx.server import answer_messages
+from mtplx.server import answer_messages, answer_responses
 from mtplx.server.body import read_model
 from mtplx.server.chat_of_messages import chat_of_messages
+from mtplx.server.chat_of_responses import chat_of_responses
 from mtplx.server.context import ServerContext
 from mtplx.server.handlers import CHAT, CompletionHandlers, check_model_name
 from mtplx.server.message_shapes import TokenCount
 from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
+from mtplx.server.protocol_responses import ResponsesRequest
 from mtplx.server.protocol_translated import Names
 
 _MESSAGES = replace(
     CHAT, name="messages", id_prefix="msg_", make_answer=answer_messages.MessagesAnswer, style=answer_messages.STYLE
 )
+_RESPONSES = replace(CHAT, name="responses", id_prefix="resp_", style=answer_responses.STYLE)
 
 
 class TranslatedHandlers:
@@ -47,6 +51,14 @@ class TranslatedHandlers:
             prompt = await self._completions.chat_prompt(request, chat)
         count: TokenCount = {"input_tokens": len(prompt)}
         return JSONResponse(count)
+
+    async def create_response(self, request: Request) -> Response:
+        """Answers a conversation, as the Responses API does."""
+        body = await read_model(request, ResponsesRequest)
+        chat, names = chat_of_responses(body)
+        endpoint = replace(_RESPONSES, make_answer=partial(answer_responses.ResponsesAnswer, body))
+        with _own_names(names):
+            return await self._completions.answer_chat(request, chat, endpoint)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class ContentBlock(TypedDict):
     input: NotRequired[dict[str, Any]]
 
 
-class Message(TypedDict):
+class MessageAnswer(TypedDict):
     """An answer; `seed` replays it where `system_fingerprint` is equal."""
 
     id: str
@@ -52,7 +52,7 @@ class MessageEvent(TypedDict):
     """One event of a stream; which other keys there are goes by the type, which is also the event's name."""
 
     type: str
-    message: NotRequired[Message]
+    message: NotRequired[MessageAnswer]
     index: NotRequired[int]
     content_block: NotRequired[ContentBlock]
     delta: NotRequired[dict[str, str | None]]

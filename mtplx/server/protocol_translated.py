@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ from mtplx.server.protocol import MAX_COHORT_CHARACTERS, MAX_SALT_CHARACTERS, St
 from mtplx.server.protocol_chat import ChatCompletionRequest
 
 _MESSAGE = re.compile(r"messages\.(\d+)")
+
+Fields = dict[str, Any]  # of a chat request, or of a part of it
+Placed = tuple[str, Fields]  # the path of what a chat message was made of, and the message
 
 
 class EngineFields(StrictModel):
@@ -33,7 +36,7 @@ class EngineFields(StrictModel):
         None, min_length=1, max_length=MAX_COHORT_CHARACTERS, description="as in chat completions"
     )
 
-    def engine_fields(self) -> dict[str, Any]:
+    def engine_fields(self) -> Fields:
         return {name: getattr(self, name) for name in EngineFields.model_fields}
 
 
@@ -83,3 +86,26 @@ def chat_request(fields: Mapping[str, Any], names: Names) -> ChatCompletionReque
     except ValidationError as error:
         refusal = request_error(error.errors(include_url=False, include_context=False, include_input=False))
         raise names.of(refusal) from None
+
+
+def joined(messages: Iterable[Placed], *, roles: Sequence[str]) -> list[Placed]:
+    """The messages with neighbours of one role made one, for these `roles`; their lists become one list."""
+    result: list[Placed] = []
+    for path, message in messages:
+        last = result[-1][1] if result else None
+        if last is None or last["role"] != message["role"] or message["role"] not in roles:
+            result.append((path, message))
+            continue
+        for key, value in message.items():
+            if key != "role":
+                last.setdefault(key, []).extend(value)
+    return result
+
+
+def finished(message: Fields) -> Fields:
+    """The message as chat completions take it: what was thought is a list of texts under `thinking` before."""
+    if "thinking" not in message:
+        return message
+    thinking = "\n".join(message["thinking"])
+    rest = {key: value for key, value in message.items() if key != "thinking"}
+    return {"content": "", **rest, "reasoning_content": thinking}

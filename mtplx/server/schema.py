@@ -67,6 +67,7 @@ class DescribedApi(FastAPI):
             _, described = models_json_schema(
                 [(model, "validation") for model in self._bodies], ref_template=_REF.format(model="{model}")
             )
+            assert not described["$defs"].keys() & schema["components"]["schemas"].keys(), "a name means one thing"
             schema["components"]["schemas"].update(described["$defs"])
             _forget_422(schema)
         return schema

@@ -14,6 +14,7 @@ GUARDED = [
     ("POST", COMPLETIONS),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/responses"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
     ("GET", "/v1/status"),

@@ -38,11 +38,16 @@ def silent_server(folder: Path) -> FakeServer:
 
 
 def body_for(path: str, **fields: Any) -> dict[str, Any]:
-    start = {"messages": USER_SAYS_HI} if path == CHAT else {"prompt": ["x", "y"]}
-    return {"model": MODEL, **start, **fields}
+    starts = {
+        CHAT: {"messages": USER_SAYS_HI},
+        COMPLETIONS: {"prompt": ["x", "y"]},
+        "/v1/messages": {"messages": USER_SAYS_HI, "max_tokens": 5},
+        "/v1/responses": {"input": "x"},
+    }
+    return {"model": MODEL, **starts[path], **fields}
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/messages", "/v1/responses"])
 def test_leaving_a_stream_closes_it(tmp_path: Path, path: str) -> None:
     async def test() -> None:
         server = silent_server(tmp_path)
@@ -58,7 +63,7 @@ def test_leaving_a_stream_closes_it(tmp_path: Path, path: str) -> None:
     run(test())
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/messages", "/v1/responses"])
 def test_leaving_while_the_whole_answer_is_awaited_closes_it(tmp_path: Path, path: str) -> None:
     async def test() -> None:
         server = silent_server(tmp_path)

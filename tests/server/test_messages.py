@@ -353,7 +353,7 @@ def test_other_trouble_of_the_path_has_its_shape_too(tmp_path: Path) -> None:
         (ask(server, "POST", MESSAGES, json=body), 401, "authentication_error"),
         (ask(server, "POST", MESSAGES, json=body, headers=key), 404, "not_found_error"),
         (ask(server, "GET", MESSAGES, headers=key), 405, "invalid_request_error"),
-        (ask(server, "POST", f"{MESSAGES}/batches", headers=key), 404, "not_found_error"),
+        (ask(server, "POST", f"{MESSAGES}/nowhere", headers=key), 404, "not_found_error"),
         (ask(server, "POST", MESSAGES, content=b"{}", headers=key), 415, "invalid_request_error"),
         (
             ask(

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from tests.server.asgi import CHAT, COMPLETIONS, ask, chat, complete
+from tests.server.asgi import CHAT, COMPLETIONS, USER_SAYS_HI, ask, chat, complete
 from tests.server.fakes import MODEL, FakeServer, fake_server
+from tests.server.test_messages import COUNT, MESSAGES
+from tests.server.test_responses import RESPONSES
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +110,37 @@ BAD_CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "tool", "content": "x"}]},
     {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
 ]
+STARTS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": USER_SAYS_HI},
+    COMPLETIONS: {"prompt": "x"},
+    MESSAGES: {"messages": USER_SAYS_HI, "max_tokens": 5},
+    COUNT: {"messages": USER_SAYS_HI},
+    RESPONSES: {"input": "x"},
+    "/tokenize": {},
+    "/detokenize": {},
+}
+OTHERS: list[tuple[str, dict[str, Any], bool]] = [
+    (MESSAGES, {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}, True),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "top_k": 0}, True),
+    (MESSAGES, {"stop_sequences": ["a"], "thinking": {"type": "adaptive"}, "service_tier": "auto"}, True),
+    (MESSAGES, {"max_tokens": None}, False),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, False),
+    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2000}}, False),
+    (MESSAGES, {"tools": [{"name": "f"}]}, False),
+    (MESSAGES, {"service_tier": "priority"}, False),
+    (COUNT, {"system": "x"}, True),
+    (COUNT, {"max_tokens": 5}, False),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}, True),
+    (RESPONSES, {"include": ["message.output_text.logprobs"], "store": False, "tools": []}, True),
+    (RESPONSES, {"store": True}, False),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, False),
+    (RESPONSES, {"tool_choice": "maybe"}, False),
+    (RESPONSES, {"tools": [{"type": "web_search"}]}, False),
+    ("/tokenize", {"prompt": "x", "return_token_strs": True}, True),
+    ("/tokenize", {"prompt": 5}, False),
+    ("/detokenize", {"tokens": [1, 2]}, True),
+    ("/detokenize", {"tokens": [-1]}, False),
+]
 
 
 @pytest.mark.parametrize(
@@ -119,13 +152,13 @@ BAD_CHATS: list[dict[str, Any]] = [
         *((CHAT, fields, False) for fields in BAD_CHATS),
         *((COMPLETIONS, fields, True) for fields in GOOD_COMPLETIONS),
         *((COMPLETIONS, fields, False) for fields in BAD_COMPLETIONS),
+        *OTHERS,
     ],
 )
 def test_the_description_and_the_server_agree_on_bodies(
     server: FakeServer, described: dict[str, Any], path: str, fields: dict[str, Any], is_good: bool
 ) -> None:
-    start = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
-    body = {"model": MODEL, **start, **fields}
+    body = {"model": MODEL, **STARTS[path], **fields}
     assert body_validator(described, path).is_valid(body) is is_good
     assert ask(server, "POST", path, json=body).status_code == (200 if is_good else 400)
 
@@ -136,6 +169,13 @@ def test_answers_are_as_described(server: FakeServer, described: dict[str, Any])
     answer_validator(described, CHAT, "post", 200).validate(chat(server).json())
     answer_validator(described, COMPLETIONS, "post", 200).validate(complete(server, logprobs=2, **everything).json())
     answer_validator(described, COMPLETIONS, "post", 400).validate(complete(server, n=0).json())
+    for path in (MESSAGES, COUNT, RESPONSES):
+        answer = ask(server, "POST", path, json={"model": MODEL, **STARTS[path]}).json()
+        answer_validator(described, path, "post", 200).validate(answer)
+        wrong = ask(server, "POST", path, json={"model": MODEL, **STARTS[path], "mood": 1}).json()
+        answer_validator(described, path, "post", 400).validate(wrong)
+    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
+        answer_validator(described, path, "post", 200).validate(ask(server, "POST", path, json=body).json())
     for path in ("/v1/models", "/v1/status", "/health"):
         answer_validator(described, path, "get", 200).validate(ask(server, "GET", path).json())
 
