@@ -96,6 +96,9 @@ class Settings(BaseSettings):
         AUTO, description="tokens guessed ahead by a draft head; auto: serial 0, else by acceptance and cost"
     )
     experimental_mtp_cohorts: bool = Field(False, description="opens --scheduler-mode mtp_cohort_experimental")
+    request_timeout_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="seconds after which an answer ends with what it has"
+    )
     drain_timeout_s: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="seconds that SIGTERM leaves to running requests"
     )

@@ -14,6 +14,7 @@ MtplxError
 `-- ServerError                our fault: 5xx
     |-- OverloadedError        503 with Retry-After, decided before any work
     |-- EngineDeadError        503, the worker has ended
+    |-- DeadlineError          504, the request's time was over before it had a token
     |-- StepOverdueError       503, the worker may hang
     `-- GenerationError        500, this sequence failed, others go on
 """
@@ -117,6 +118,13 @@ class StepOverdueError(ServerError):
 
     status = 503
     code = "step_overdue"
+
+
+class DeadlineError(ServerError):
+    """The request's time was over before it had a token."""
+
+    status = 504
+    code = "deadline_exceeded"
 
 
 class GenerationError(ServerError):

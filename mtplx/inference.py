@@ -7,16 +7,17 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
-from mtplx.batching.state import FinishReason
+from mtplx.batching.state import FinishReason, SchedulerMode
 from mtplx.config import load_settings
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.errors import MtplxError, RequestError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.assemble import assemble
+from mtplx.server.choice_text import Delta
 from mtplx.server.engine import Cancel, Submit
-from mtplx.server.stream import Delta, RequestStream, Streams
+from mtplx.server.stream import RequestStream, Streams, Terms
 
 Prompt = str | Sequence[int]
 
@@ -31,6 +32,16 @@ class Completion:
     prompt_token_ids: tuple[int, ...]
     seed: int
     logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...]  # of the prompt's tokens but the first, where they were asked for
+
+
+class TermFields(TypedDict, total=False):
+    """How requests stand among others, as in a request to a server: see `Terms`."""
+
+    cache_salt: str
+    cohort: str
+    priority: int
+    timeout_s: float | None
 
 
 class Engine:
@@ -67,7 +78,12 @@ class Engine:
         self._core.runner.close()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, *, n: int = 1
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        **terms: Unpack[TermFields],
     ) -> list[Completion]:
         """Completes every prompt (text or token ids), all together; `n` answers each, prompt by prompt.
 
@@ -75,6 +91,7 @@ class Engine:
             RequestError: a prompt or parameter can't be obeyed; nothing was generated.
             MtplxError: the engine is closed.
             GenerationError: the model failed on one of them.
+            DeadlineError: the terms' time was over before there was a token.
         """
         if self._is_closed:
             raise MtplxError("this engine is closed")
@@ -82,7 +99,9 @@ class Engine:
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
         self._check_ids([*params.logit_bias, *params.stop_token_ids], "logit_bias and stop_token_ids")
         grammar = self._assembly.grammars.compile(params.grammar) if params.grammar else None
-        streams = self._streams.open_many(encoded, params, n, continues=True, grammar=grammar)
+        streams = self._streams.open_many(
+            encoded, params, n, continues=True, terms=self._terms(**terms), grammar=grammar
+        )
         try:
             while self._core.has_work:
                 self._streams.dispatch(self._core.step())
@@ -92,11 +111,17 @@ class Engine:
                 stream.close()
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, *, n: int = 1
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        **terms: Unpack[TermFields],
     ) -> list[Completion]:
         """Answers a conversation through the model's chat template; `n` answers."""
         prompt = self._assembly.chat_template.render(messages)
-        return self.generate([self._assembly.tokenizer.encode(prompt, add_special_tokens=False)], params, n=n)
+        prompt_ids = self._assembly.tokenizer.encode(prompt, add_special_tokens=False)
+        return self.generate([prompt_ids], params, n=n, **terms)
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):
@@ -104,6 +129,21 @@ class Engine:
         ids = [operator.index(token_id) for token_id in prompt]  # numpy's integers too
         self._check_ids(ids, "prompts")
         return ids
+
+    def _terms(
+        self, cache_salt: str = "", cohort: str = "", priority: int = 0, timeout_s: float | None = None
+    ) -> Terms:
+        mode = self._core.scheduler.mode
+        if cohort and mode is not SchedulerMode.MTP_COHORT_EXPERIMENTAL:
+            raise RequestError(f"this engine runs {mode}, which has no cohorts", "cohort")
+        if timeout_s is not None and not timeout_s > 0:
+            raise RequestError(f"timeout_s must be over 0, got {timeout_s}", "timeout_s")
+        return Terms(
+            cache_salt=cache_salt.encode(),
+            cohort=cohort.encode(),
+            priority=operator.index(priority),
+            timeout_s=timeout_s,
+        )
 
     def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
         vocab_size = self._core.runner.spec.vocab_size
@@ -128,10 +168,11 @@ def _completions(stream: RequestStream, n: int) -> list[Completion]:
     by_choice: list[list[Delta]] = [[] for _ in range(n)]
     for delta in stream.drain():
         by_choice[delta.index].append(delta)
-    return [_join(stream, deltas) for deltas in by_choice]
+    prompt_logprobs = tuple(entry for delta in by_choice[0] for entry in delta.prompt_logprobs)
+    return [_join(stream, deltas, prompt_logprobs) for deltas in by_choice]
 
 
-def _join(stream: RequestStream, deltas: Sequence[Delta]) -> Completion:
+def _join(stream: RequestStream, deltas: Sequence[Delta], prompt_logprobs: tuple[TokenLogprobs, ...]) -> Completion:
     finish_reason = deltas[-1].finish_reason
     assert finish_reason is not None, "the engine ran until all had ended"
     return Completion(
@@ -141,4 +182,5 @@ def _join(stream: RequestStream, deltas: Sequence[Delta]) -> Completion:
         prompt_token_ids=stream.prompt_ids,
         seed=stream.seed,
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+        prompt_logprobs=prompt_logprobs,
     )

@@ -97,6 +97,7 @@ def fake_assembly(folder: Path, runner: FakeRunner, settings: Settings) -> Assem
             cache_tokens=cache_tokens,
             max_live=core.scheduler.max_running + settings.max_queue,
             eos_ids=runner.spec.eos_ids,
+            max_request_s=settings.request_timeout_s,
         ),
         fingerprint="fake",
         runner_reason="a fake",

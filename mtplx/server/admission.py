@@ -18,6 +18,7 @@ class Limits:
     cache_tokens: int  # a request that needs more could never run
     max_live: int  # running plus waiting sequences
     eos_ids: frozenset[int]
+    max_request_s: float | None = None  # from admission to the end of the answer; None leaves it open
 
     def unqueued(self) -> Limits:
         """The same without a bound on waiting requests, for callers in the same process."""
@@ -38,6 +39,10 @@ class Limits:
             )
         eos_ids = frozenset() if params.ignore_eos else self.eos_ids
         return StopRules(max_tokens, eos_ids | frozenset(params.stop_token_ids))
+
+    def time_of(self, timeout_s: float | None) -> float | None:
+        """The seconds that a request has, which asks for `timeout_s`; None where neither it nor the server says."""
+        return min((limit for limit in (timeout_s, self.max_request_s) if limit is not None), default=None)
 
     def check_room(self, *, num_live: int, num_prompts: int, n: int) -> None:
         """Counts choices, not requests: `n` for each prompt.

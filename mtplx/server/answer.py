@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mtplx.decode.logprobs import TokenLogprobs
+from mtplx.server.choice_text import Delta
 from mtplx.server.responses import Metrics, Usage
-from mtplx.server.stream import Delta
 from mtplx.text.tokenizer import Tokenizer
 from mtplx.text.tools.parts import CallArguments, CallBegin, CallEnd, Part, Reasoning, Text
 
@@ -81,7 +81,7 @@ class Choice:
         self.num_reasoning_tokens += delta.num_reasoning_tokens
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
-        self.num_cached_tokens = delta.num_cached_tokens
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         if delta.num_draft_tokens:
             self.num_draft_tokens += delta.num_draft_tokens
             self.max_draft_tokens = max(self.max_draft_tokens, delta.num_draft_tokens)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.server.answer import AnswerParts, Choice, metrics_of
+from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.logprob_shapes import chat_logprobs
 from mtplx.server.message_parts import chat_deltas, chat_finish_reason, chat_message
@@ -19,7 +20,6 @@ from mtplx.server.responses import (
     ErrorBody,
     Usage,
 )
-from mtplx.server.stream import Delta
 
 
 class ChatAnswer:

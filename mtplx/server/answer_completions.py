@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.server.answer import AnswerParts, Choice, metrics_of
+from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.logprob_shapes import completion_logprobs
 from mtplx.server.responses import Completion, CompletionChoice, CompletionLogprobs, ErrorBody, Usage
-from mtplx.server.stream import Delta
 from mtplx.text.detokenizer import Detokenizer
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from mtplx.server.answer import AnswerParts, Choice
 from mtplx.server.answer_blocks import Block, BlockKind, BlockReader, Change, Grown, Opened, blocks_of
 from mtplx.server.answer_chat import ChatAnswer
+from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.message_shapes import ContentBlock, MessageAnswer, MessageEvent, MessageUsage
 from mtplx.server.responses import MessagesErrorBody, Usage
 from mtplx.server.sse import EventStyle
-from mtplx.server.stream import Delta
 
 STYLE = EventStyle(is_named=True, keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n', done=b"")
 

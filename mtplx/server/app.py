@@ -80,7 +80,7 @@ def create_app(context: ServerContext) -> FastAPI:
 
 def _completion_routes(handlers: CompletionHandlers) -> APIRouter:
     router = APIRouter(tags=["completions"])
-    failures = errors(400, 401, 404, 413, 415, 500, 503)
+    failures = errors(400, 401, 404, 413, 415, 500, 503, 504)
     router.add_api_route(
         "/v1/chat/completions",
         handlers.create_chat_completion,

@@ -87,6 +87,7 @@ def assemble(settings: Settings) -> Assembly:
         cache_tokens=cache_tokens,
         max_live=core.scheduler.max_running + settings.max_queue,
         eos_ids=spec.eos_ids,
+        max_request_s=settings.request_timeout_s,
     )
     return Assembly(
         settings=settings,

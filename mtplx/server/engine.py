@@ -227,7 +227,7 @@ class EngineCore:
         overdue = [seq_id for seq_id, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
         for seq_id in overdue:
             self.cancel(Cancel(seq_id, FinishReason.TIMEOUT))
-        return [SequenceOutput(seq_id, finish_reason=FinishReason.TIMEOUT) for seq_id in overdue]
+        return [SequenceOutput(seq_id, finish_reason=FinishReason.TIMEOUT, at_s=now_s) for seq_id in overdue]
 
     def _decoding_ids(self, plan: StepPlan) -> frozenset[int]:
         """The sequences whose row is their next token and drafts; a chunk's last token looks the same in a plan."""

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from mtplx.errors import OverloadedError, RequestError, ServerError, TooManyRequestsError
+from mtplx.errors import DeadlineError, OverloadedError, RequestError, ServerError, TooManyRequestsError
 from mtplx.server.protocol import UNSUPPORTED
 from mtplx.server.responses import ErrorBody, MessagesErrorBody
 
@@ -84,8 +84,7 @@ def answer_of(error: Exception) -> ErrorAnswer:
         body = _body(str(error), error.status, error.param, error.code or "invalid_value")
         return ErrorAnswer(error.status, body, _request_headers(error))
     if isinstance(error, ServerError):
-        headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
-        return ErrorAnswer(error.status, _body(str(error), error.status, None, error.code), headers)
+        return ErrorAnswer(error.status, _body(str(error), error.status, None, error.code), _server_headers(error))
     if isinstance(error, RequestValidationError):  # FastAPI's own: its paths begin with "path" or "query"
         return answer_of(request_error(error.errors(), num_leading=1))
     if isinstance(error, HTTPException):
@@ -98,6 +97,13 @@ def _request_headers(error: RequestError) -> Mapping[str, str]:
     if isinstance(error, TooManyRequestsError):
         return {"retry-after": str(error.retry_after_s)}
     return {"www-authenticate": "Bearer"} if error.status == 401 else {}
+
+
+def _server_headers(error: ServerError) -> Mapping[str, str]:
+    if isinstance(error, OverloadedError):
+        return {"retry-after": str(error.retry_after_s)}
+    # OpenAI's clients try a 504 again by themselves, which would take as long again for nobody.
+    return {"x-should-retry": "false"} if isinstance(error, DeadlineError) else {}
 
 
 def is_planned(error: Exception) -> bool:

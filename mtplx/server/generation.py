@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from mtplx.server.answer import Answer, AnswerParts, Choice, make_choices, usage_of
+from mtplx.server.choice_text import Delta
 from mtplx.server.disconnect import all_of
 from mtplx.server.sse import EventWriter
-from mtplx.server.stream import Delta, RequestStream
+from mtplx.server.stream import RequestStream
 
 
 class Generation:

@@ -27,7 +27,7 @@ from mtplx.server.protocol import UNSUPPORTED, GenerationRequest, check_token_id
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from mtplx.server.sse import CHUNKS, EventStreamResponse, EventStyle
-from mtplx.server.stream import RequestStream
+from mtplx.server.stream import RequestStream, Terms
 from mtplx.telemetry.metrics import HttpMetrics
 from mtplx.text.grammar import CompiledGrammar
 
@@ -111,9 +111,14 @@ class CompletionHandlers:
         watch = self._metrics.watch(endpoint.name, num_prompt_tokens=sum(map(len, prompts)))
         record = record_of(request)
         record.watch, record.params = watch, params
-        cache_salt = tenant_of(request) + (body.cache_salt or "").encode()
         grammar = await self._compile(request, params.grammar)
-        streams = self._open(prompts, params, body, endpoint, cache_salt, grammar)
+        terms = Terms(
+            cache_salt=tenant_of(request) + (body.cache_salt or "").encode(),
+            cohort=(body.cohort or "").encode(),
+            priority=body.priority or 0,
+            timeout_s=body.timeout,
+        )
+        streams = self._open(prompts, params, body, endpoint, terms, grammar)
         parts = self._parts(body, streams, params, endpoint.id_prefix)
         answer = endpoint.make_answer(parts)
         generation = Generation(streams, parts, answer, watch.on_delta)
@@ -137,7 +142,7 @@ class CompletionHandlers:
         params: SamplingParams,
         body: GenerationRequest,
         endpoint: Endpoint,
-        cache_salt: bytes,
+        terms: Terms,
         grammar: CompiledGrammar | None,
     ) -> list[RequestStream]:
         try:
@@ -146,8 +151,7 @@ class CompletionHandlers:
                 params,
                 body.num_choices,
                 continues=endpoint.continues,
-                cache_salt=cache_salt,
-                cohort=(body.cohort or "").encode(),
+                terms=terms,
                 grammar=grammar,
             )
         except RequestError as error:

@@ -180,6 +180,15 @@ class GenerationRequest(StrictModel):
         max_length=MAX_COHORT_CHARACTERS,
         description="shares drafts with requests of the same key, salt and cohort; 400 where the mode has no cohorts",
     )
+    priority: int | None = Field(
+        None,
+        ge=-(2**31),
+        lt=2**31,
+        description="of those that wait, higher ones start first, equals as they came; default 0",
+    )
+    timeout: float | None = Field(
+        None, gt=0, description="seconds after which the answer ends with what it has; 504 if that is nothing"
+    )
     return_token_ids: bool | None = Field(None, description="token ids of prompt and choices in the answer")
 
     @property

@@ -19,6 +19,7 @@ _ERRORS = {
     415: "the body isn't JSON",
     500: "generation failed",
     503: "the queue is full (try again after `Retry-After` seconds), or the engine is not running",
+    504: "the request's time was over before it had a token",
     529: "the queue is full (try again after `Retry-After` seconds)",
 }
 

@@ -1,4 +1,4 @@
-"""The event loop's side of a request: admission, token ids back to text, stop strings, and the queue a handler reads.
+"""The event loop's side of a request: admission, its sequences' outputs as deltas, and the queue a handler reads.
 
 Lives on one event loop; the worker reaches it through `dispatch` alone, called on that loop.
 """
@@ -9,140 +9,47 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from mtplx.batching.state import FinishReason, StopRules
-from mtplx.decode.logprobs import TokenLogprobs
-from mtplx.errors import EngineDeadError, GenerationError, ServerError
+from mtplx.batching.state import FinishReason
+from mtplx.errors import DeadlineError, EngineDeadError, GenerationError, ServerError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.admission import Limits
+from mtplx.server.choice_text import ChoiceText, Delta
 from mtplx.server.engine import Cancel, SequenceOutput, Submit
 from mtplx.telemetry.counters import EngineStatus
-from mtplx.text.detokenizer import Detokenizer
 from mtplx.text.grammar import CompiledGrammar
-from mtplx.text.reader import AnswerReader, Reading, joined
-from mtplx.text.stops import StopMatcher, StopResult
+from mtplx.text.reader import Reading
 from mtplx.text.tokenizer import Tokenizer
-from mtplx.text.tools.parts import Part
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One piece of one choice; text and token ids may be empty, since text is held back for stop strings."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a request stands among the others; no token of its answer depends on it.
 
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]  # one a token, or empty when none were asked for
-    finish_reason: FinishReason | None = None  # set on the choice's last delta
-    num_draft_tokens: int = 0  # that the step verified,
-    num_accepted_tokens: int = 0  # and how many of the token ids are drafts that were right
-    num_cached_tokens: int = 0  # of the prompt, that came from the prefix cache
-    stop_string: str | None = None  # that ended the choice
-    at_s: float = 0.0  # monotonic clock when the step had ended,
-    started_at_s: float | None = None  # and in a choice's first delta, when its first step began
-    parts: tuple[Part, ...] | None = None  # what the text is made of, where calls or thoughts are told from it
-    num_reasoning_tokens: int = 0  # of the token ids
+    It shares the computation of equal beginnings with requests of the same `cache_salt`, and with no other. Of these it
+    shares drafts with the `cohort`, where the mode has cohorts. Of those that wait, higher priorities start first.
+    After `timeout_s` it ends with what it has.
+    """
+
+    cache_salt: bytes = b""
+    cohort: bytes = b""
+    priority: int = 0
+    timeout_s: float | None = None
 
 
-@dataclass(slots=True)
-class _Read:
-    """What a step's tokens have been turned into so far."""
-
-    text: list[str] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-    num_reasoning_tokens: int = 0
-
-
-class ChoiceText:
-    """Turns one sequence's tokens into deltas, token by token: finds its stop strings, and calls and thoughts."""
-
-    def __init__(
-        self,
-        index: int,
-        tokenizer: Tokenizer,
-        params: SamplingParams,
-        stop_ids: frozenset[int],
-        *,
-        continues: bool,
-        reading: Reading | None = None,
-    ) -> None:
-        self.index = index
-        shown_ids = frozenset() if reading is None else tokenizer.token_ids(reading.markers)
-        self._detokenizer = Detokenizer(tokenizer, continues=continues, shown_ids=shown_ids)
-        self._reader = None if reading is None else AnswerReader(reading)
-        self._stops = StopMatcher(params.stop)
-        self._min_tokens = params.min_tokens
-        self._stop_ids = stop_ids
-        self._num_tokens = 0
-
-    def push(self, output: SequenceOutput) -> Delta:
-        """The delta for one step's tokens.
-
-        Ends at the first token that completes a stop string, or the only call that may be made.
-        """
-        read = _Read()
-        for count, token_id in enumerate(output.token_ids, 1):
-            self._num_tokens += 1
-            found = self._match("" if token_id in self._stop_ids else self._detokenizer.push([token_id]))
-            is_done = self._read(found.text, read)
-            if found.is_stopped or is_done:
-                return self._delta(read, output, count, FinishReason.STOP, found.stop)
-        if output.finish_reason is None:
-            return self._delta(read, output, len(output.token_ids), None)
-        found = self._match(self._detokenizer.flush())
-        self._read(found.text if found.is_stopped else found.text + self._stops.flush(), read, is_token=False)
-        reason = FinishReason.STOP if found.is_stopped else output.finish_reason
-        return self._delta(read, output, len(output.token_ids), reason, found.stop)
-
-    def _match(self, text: str) -> StopResult:
-        return self._stops.push(text, active=self._num_tokens >= self._min_tokens)
-
-    def _read(self, text: str, read: _Read, *, is_token: bool = True) -> bool:
-        """Adds a token's text to what has been read; True when the answer has ended with it."""
-        read.text.append(text)
-        reader = self._reader
-        if reader is None:
-            return False
-        was_reasoning = reader.is_reasoning
-        read.parts += reader.push(text)
-        read.num_reasoning_tokens += is_token and (was_reasoning or reader.is_reasoning)
-        return reader.is_done and self._num_tokens >= self._min_tokens
-
-    def _delta(
-        self,
-        read: _Read,
-        output: SequenceOutput,
-        count: int,
-        reason: FinishReason | None,
-        stop_string: str | None = None,
-    ) -> Delta:
-        if self._reader is not None and reason is not None:
-            read.parts += self._reader.flush()
-        return Delta(
-            self.index,
-            "".join(read.text),
-            output.token_ids[:count],
-            output.logprobs[:count],
-            reason,
-            output.num_draft_tokens,
-            min(output.num_accepted_tokens, count),
-            output.num_cached_tokens,
-            stop_string,
-            output.at_s,
-            output.started_at_s,
-            None if self._reader is None else tuple(joined(read.parts)),
-            read.num_reasoning_tokens,
-        )
+PLAIN_TERMS = Terms()
 
 
 class RequestStream:
     """The deltas of one request, all choices interleaved as they come; iterate it once, close it in a finally.
 
-    Iterating raises GenerationError when a choice fails and EngineDeadError when the engine does.
+    Iterating raises GenerationError when a choice fails, EngineDeadError when the engine does, and DeadlineError when
+    the time is over before the first token.
     """
 
     def __init__(self, prompt_ids: tuple[int, ...], seed: int, num_choices: int, close: Callable[[], None]) -> None:
@@ -182,12 +89,20 @@ class RequestStream:
         return item
 
 
+@dataclass(slots=True)
+class _Progress:
+    """What is known of all prompts and choices of one request together."""
+
+    has_tokens: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Live:
     """A sequence that the worker has been given and that has not ended for us."""
 
     stream: RequestStream
     text: ChoiceText
+    progress: _Progress
 
 
 class Streams:
@@ -204,12 +119,15 @@ class Streams:
         send: Callable[[Submit | Cancel], None],
         read_status: Callable[[], EngineStatus],
         read_step_start: Callable[[], float | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` is the engine's, since deadlines are judged there."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._send = send
         self._read_status = read_status
         self._read_step_start = read_step_start
+        self._clock = clock
         self._live: dict[int, _Live] = {}
         self._seq_ids = itertools.count()
         self._closed_by: ServerError | None = None
@@ -262,37 +180,39 @@ class Streams:
         n: int = 1,
         *,
         continues: bool = False,
-        cache_salt: bytes = b"",
-        cohort: bytes = b"",
+        terms: Terms = PLAIN_TERMS,
         reading: Reading | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> list[RequestStream]:
-        """Admits several requests with one seed, all or none; raises as `open` does.
+        """Admits several requests with one seed and one deadline, all or none; raises as `open` does.
 
-        They share the computation of equal beginnings with requests of the same `cache_salt`, and with no other. Of
-        these they share drafts with the `cohort`, where the mode has cohorts. `reading` tells calls and thoughts from
-        what is said, `grammar` is that of the params.
+        `reading` tells calls and thoughts from what is said, `grammar` is that of the params.
         """
         self._check_open()
         all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
         self.check_room(len(prompts), n)
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbelow(2**53))
+        seed = secrets.randbelow(2**53) if params.seed is None else params.seed
+        timeout_s = self._limits.time_of(terms.timeout_s)
+        deadline_s = None if timeout_s is None else self._clock() + timeout_s
         continues = continues or grammar is not None  # all of the text is the grammar's, a leading space too
-        return [
-            self._start(
+        progress = _Progress()
+        streams = []
+        for prompt, stops in zip(prompts, all_stops, strict=True):
+            submit = Submit(
+                0,
                 tuple(prompt),
                 params,
-                n,
+                seed,
+                0,
                 stops,
-                continues=continues,
-                cache_salt=cache_salt,
-                cohort=cohort,
-                reading=reading,
+                cache_salt=terms.cache_salt,
+                cohort=terms.cohort,
+                priority=terms.priority,
+                deadline_s=deadline_s,
                 grammar=grammar,
             )
-            for prompt, stops in zip(prompts, all_stops, strict=True)
-        ]
+            streams.append(self._start(submit, n, progress, continues=continues, reading=reading))
+        return streams
 
     def dispatch(self, outputs: Sequence[SequenceOutput]) -> None:
         """Queues what a step did; outputs of sequences that were cancelled meanwhile are dropped."""
@@ -320,9 +240,11 @@ class Streams:
             entry.stream.put(error)
 
     def _deliver(self, output: SequenceOutput, live: _Live) -> None:
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+        live.progress.has_tokens |= bool(output.token_ids)
+        error = _error_of(output, live.progress)
+        if error is not None:
             del self._live[output.seq_id]
-            live.stream.put(GenerationError(output.error or "the request was cancelled"))
+            live.stream.put(error)
             return
         delta = live.text.push(output)
         if delta.finish_reason is not None:
@@ -336,33 +258,30 @@ class Streams:
             raise EngineDeadError(str(self._closed_by))
 
     def _start(
-        self,
-        prompt_ids: tuple[int, ...],
-        params: SamplingParams,
-        n: int,
-        stops: StopRules,
-        *,
-        continues: bool,
-        cache_salt: bytes,
-        cohort: bytes,
-        reading: Reading | None,
-        grammar: CompiledGrammar | None,
+        self, submit: Submit, n: int, progress: _Progress, *, continues: bool, reading: Reading | None
     ) -> RequestStream:
-        assert params.seed is not None, "drawn at admission"
+        """Starts the `n` choices of a request; `submit` is the first one's, but for its id."""
         seq_ids = [next(self._seq_ids) for _ in range(n)]
-        stream = RequestStream(prompt_ids, params.seed, n, lambda: self._cancel(seq_ids))
+        stream = RequestStream(submit.prompt_ids, submit.seed, n, lambda: self._cancel(seq_ids))
         for choice, seq_id in enumerate(seq_ids):
-            text = ChoiceText(choice, self._tokenizer, params, stops.stop_ids, continues=continues, reading=reading)
-            self._live[seq_id] = _Live(stream, text)  # registered before it is submitted
+            stop_ids = submit.stops.stop_ids
+            text = ChoiceText(choice, self._tokenizer, submit.params, stop_ids, continues=continues, reading=reading)
+            self._live[seq_id] = _Live(stream, text, progress)  # registered before it is submitted
+        request = seq_ids[0] if n > 1 else None
         for choice, seq_id in enumerate(seq_ids):
-            self._send(
-                Submit(
-                    seq_id, prompt_ids, params, params.seed, choice, stops, cache_salt, cohort=cohort, grammar=grammar
-                )
-            )
+            self._send(replace(submit, seq_id=seq_id, choice=choice, request=request))
         return stream
 
     def _cancel(self, seq_ids: Sequence[int]) -> None:
         for seq_id in seq_ids:
             if self._live.pop(seq_id, None) is not None:
                 self._send(Cancel(seq_id))
+
+
+def _error_of(output: SequenceOutput, progress: _Progress) -> ServerError | None:
+    """What ends a request without an answer; a deadline does so only where no choice has a token."""
+    if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+        return GenerationError(output.error or "the request was cancelled")
+    if output.finish_reason is FinishReason.TIMEOUT and not progress.has_tokens:
+        return DeadlineError("the request's time was over before it had a token")
+    return None

@@ -42,6 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "mtplx.server.worker",
         "mtplx.server.admission",
+        "mtplx.server.choice_text",
         "mtplx.server.stream",
         "mtplx.server.protocol",
         "mtplx.server.protocol_grammar",

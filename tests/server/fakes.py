@@ -19,7 +19,8 @@ from mtplx.errors import ServerError
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.app import ServerContext, create_app
-from mtplx.server.stream import Delta
+from mtplx.server.choice_text import Delta
+from mtplx.server.stream import PLAIN_TERMS, Terms
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.stages import NullRecorder, StageRecorder
 from mtplx.text.chat import ChatTemplate
@@ -100,8 +101,8 @@ class Opened:
     prompts: list[tuple[int, ...]]
     params: SamplingParams
     n: int
-    cache_salt: bytes
-    cohort: bytes
+    terms: Terms
+    continues: bool
     reading: Reading | None
     grammar: CompiledGrammar | None = None
 
@@ -131,16 +132,13 @@ class FakeStreams:
         n: int = 1,
         *,
         continues: bool = False,
-        cache_salt: bytes = b"",
-        cohort: bytes = b"",
+        terms: Terms = PLAIN_TERMS,
         reading: Reading | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> list[FakeStream]:
         if self.refusal is not None:
             raise self.refusal
-        self.opened.append(
-            Opened([tuple(prompt) for prompt in prompts], params, n, cache_salt, cohort, reading, grammar)
-        )
+        self.opened.append(Opened([tuple(prompt) for prompt in prompts], params, n, terms, continues, reading, grammar))
         seed = 77 if params.seed is None else params.seed
         streams = [
             FakeStream(tuple(prompt), seed, list(self.script(number, params, n)))

@@ -52,7 +52,7 @@ def test_a_key_is_the_same_client_in_either_header(server: FakeServer) -> None:
     salts = []
     for headers in ({"authorization": "Bearer first-key"}, {"x-api-key": "first-key"}):
         ask(server, "POST", COMPLETIONS, json={"model": MODEL, "prompt": "hi"}, headers=headers)
-        salts.append(server.last.cache_salt)
+        salts.append(server.last.terms.cache_salt)
     assert salts[0] == salts[1] != b""
 
 
@@ -69,7 +69,7 @@ def test_prompts_share_computation_only_within_a_key_and_a_salt(server: FakeServ
             body = {"model": MODEL, "prompt": "hi", **fields}
             response = ask(server, "POST", COMPLETIONS, json=body, headers={"authorization": f"Bearer {key}"})
             assert response.status_code == 200
-            salts.append(server.last.cache_salt)
+            salts.append(server.last.terms.cache_salt)
     assert len(set(salts)) == 6
     assert not any(b"key" in salt for salt in salts), "digests, not keys"
 
@@ -79,7 +79,7 @@ def test_without_keys_the_salt_is_all_that_separates(tmp_path: Path) -> None:
     for fields, salt in (({}, b""), ({"cache_salt": "a"}, b"a")):
         body = {"model": MODEL, "prompt": "hi", **fields}
         ask(server, "POST", COMPLETIONS, json=body, headers={"authorization": "Bearer anything"})
-        assert server.last.cache_salt == salt
+        assert server.last.terms.cache_salt == salt
 
 
 @pytest.mark.parametrize("path", ["/health", "/docs", "/openapi.json"])

@@ -9,7 +9,7 @@ import pytest
 
 from mtplx.batching.state import FinishReason
 from mtplx.sampling_params import SamplingParams
-from mtplx.server.stream import Delta
+from mtplx.server.choice_text import Delta
 from tests.fakes import fake_spec
 from tests.server.asgi import chat, chunks
 from tests.server.fakes import CHOSEN_LOGPROB, MODEL, FakeServer, FakeStreams, Item, fake_server

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mtplx.batching.state import FinishReason
-from mtplx.server.stream import Delta
+from mtplx.server.choice_text import Delta
 from tests.server.asgi import chunks, complete, error_of
 from tests.server.fakes import CHOSEN_LOGPROB, MODEL, FakeServer, FakeStreams, Item, entry_for, fake_server
 from tests.unit import vocabularies

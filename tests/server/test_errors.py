@@ -11,7 +11,7 @@ import pytest
 from mtplx.errors import ContextLengthError, EngineDeadError, GenerationError, OverloadedError
 from mtplx.server.body import MAX_BODY_BYTES
 from mtplx.server.boundary import MAX_HEAD_BYTES
-from mtplx.server.stream import Delta
+from mtplx.server.choice_text import Delta
 from tests.server.asgi import CHAT, COMPLETIONS, ask, chat, complete, error_of, events
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, Item, fake_server
 

@@ -14,9 +14,10 @@ from mtplx.batching.state import FinishReason, SchedulerMode, StopRules
 from mtplx.errors import GenerationError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.admission import Limits
+from mtplx.server.choice_text import Delta
 from mtplx.server.engine import Cancel, EngineCore, SequenceOutput, Submit
 from mtplx.server.modes import make_scheduler
-from mtplx.server.stream import Delta, RequestStream, Streams
+from mtplx.server.stream import RequestStream, Streams
 from mtplx.server.worker import Stop, Worker
 from tests.fakes import EOS, FakeRunner, load_byte_tokenizer
 

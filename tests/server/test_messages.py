@@ -16,6 +16,7 @@ from mtplx.batching.state import FinishReason
 from mtplx.errors import ContextLengthError, EngineDeadError, GenerationError, OverloadedError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server import protocol_messages
+from mtplx.server.choice_text import Delta
 from mtplx.server.protocol import StrictModel
 from mtplx.server.protocol_messages import (
     CountTokensRequest,
@@ -27,7 +28,6 @@ from mtplx.server.protocol_messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from mtplx.server.stream import Delta
 from tests.server.asgi import Exchange, ask
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, Item, fake_server, say
 from tests.server.test_refusals import refused_fields
@@ -230,7 +230,7 @@ def test_fields_reach_the_engine(server: FakeServer) -> None:
     assert server.last.params == SamplingParams(
         temperature=0.5, top_p=0.9, top_k=7, max_tokens=20, stop=("a", "b"), seed=-3, draft_depth=2
     )
-    assert server.last.cache_salt == b"pepper"
+    assert server.last.terms.cache_salt == b"pepper"
     text = "<user>system: be\nbrief\n<user>user: hi\n<assistant>"
     assert server.last.prompts == [tuple(server.tokenizer.encode(text, add_special_tokens=False))]
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mtplx.batching.cohorts import CohortStatus, SourceCounts
 from mtplx.batching.state import FinishReason
-from mtplx.server.stream import Delta
+from mtplx.server.choice_text import Delta
 from mtplx.telemetry.counters import DraftCounts, EngineStatus
 from mtplx.telemetry.metrics import VLLM_NAMES, HttpMetrics
 from mtplx.telemetry.watch import RequestWatch

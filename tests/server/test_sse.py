@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtplx.server.choice_text import Delta
 from mtplx.server.sse import DONE, KEEP_ALIVE, EventWriter, event
-from mtplx.server.stream import Delta
 from tests.server.asgi import COMPLETIONS, PATIENCE_S, Exchange
 from tests.server.fakes import MODEL, FakeStreams, Item, fake_server, say
 

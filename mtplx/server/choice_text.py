@@ -1,0 +1,130 @@
+"""A choice's tokens as pieces of text: detokenised, cut at stop strings, told apart from calls and thoughts.
+
+Lives on the event loop; knows nothing of who reads the pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mtplx.batching.state import FinishReason
+from mtplx.decode.logprobs import TokenLogprobs
+from mtplx.sampling_params import SamplingParams
+from mtplx.server.engine import SequenceOutput
+from mtplx.text.detokenizer import Detokenizer
+from mtplx.text.reader import AnswerReader, Reading, joined
+from mtplx.text.stops import StopMatcher, StopResult
+from mtplx.text.tokenizer import Tokenizer
+from mtplx.text.tools.parts import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One piece of one choice; text and token ids may be empty, since text is held back for stop strings."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]  # one a token, or empty when none were asked for
+    finish_reason: FinishReason | None = None  # set on the choice's last delta
+    num_draft_tokens: int = 0  # that the step verified,
+    num_accepted_tokens: int = 0  # and how many of the token ids are drafts that were right
+    num_cached_tokens: int = 0  # of the prompt, that came from the prefix cache
+    stop_string: str | None = None  # that ended the choice
+    at_s: float = 0.0  # monotonic clock when the step had ended,
+    started_at_s: float | None = None  # and in a choice's first delta, when its first step began
+    parts: tuple[Part, ...] | None = None  # what the text is made of, where calls or thoughts are told from it
+    num_reasoning_tokens: int = 0  # of the token ids
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's next tokens; with the first choice alone
+
+
+@dataclass(slots=True)
+class _Read:
+    """What a step's tokens have been turned into so far."""
+
+    text: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    num_reasoning_tokens: int = 0
+
+
+class ChoiceText:
+    """Turns one sequence's tokens into deltas, token by token: finds its stop strings, and calls and thoughts."""
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        *,
+        continues: bool,
+        reading: Reading | None = None,
+    ) -> None:
+        self.index = index
+        shown_ids = frozenset() if reading is None else tokenizer.token_ids(reading.markers)
+        self._detokenizer = Detokenizer(tokenizer, continues=continues, shown_ids=shown_ids)
+        self._reader = None if reading is None else AnswerReader(reading)
+        self._stops = StopMatcher(params.stop)
+        self._min_tokens = params.min_tokens
+        self._stop_ids = stop_ids
+        self._num_tokens = 0
+
+    def push(self, output: SequenceOutput) -> Delta:
+        """The delta for one step's tokens.
+
+        Ends at the first token that completes a stop string, or the only call that may be made.
+        """
+        read = _Read()
+        for count, token_id in enumerate(output.token_ids, 1):
+            self._num_tokens += 1
+            found = self._match("" if token_id in self._stop_ids else self._detokenizer.push([token_id]))
+            is_done = self._read(found.text, read)
+            if found.is_stopped or is_done:
+                return self._delta(read, output, count, FinishReason.STOP, found.stop)
+        if output.finish_reason is None:
+            return self._delta(read, output, len(output.token_ids), None)
+        found = self._match(self._detokenizer.flush())
+        self._read(found.text if found.is_stopped else found.text + self._stops.flush(), read, is_token=False)
+        reason = FinishReason.STOP if found.is_stopped else output.finish_reason
+        return self._delta(read, output, len(output.token_ids), reason, found.stop)
+
+    def _match(self, text: str) -> StopResult:
+        return self._stops.push(text, active=self._num_tokens >= self._min_tokens)
+
+    def _read(self, text: str, read: _Read, *, is_token: bool = True) -> bool:
+        """Adds a token's text to what has been read; True when the answer has ended with it."""
+        read.text.append(text)
+        reader = self._reader
+        if reader is None:
+            return False
+        was_reasoning = reader.is_reasoning
+        read.parts += reader.push(text)
+        read.num_reasoning_tokens += is_token and (was_reasoning or reader.is_reasoning)
+        return reader.is_done and self._num_tokens >= self._min_tokens
+
+    def _delta(
+        self,
+        read: _Read,
+        output: SequenceOutput,
+        count: int,
+        reason: FinishReason | None,
+        stop_string: str | None = None,
+    ) -> Delta:
+        if self._reader is not None and reason is not None:
+            read.parts += self._reader.flush()
+        return Delta(
+            self.index,
+            "".join(read.text),
+            output.token_ids[:count],
+            output.logprobs[:count],
+            reason,
+            output.num_draft_tokens,
+            min(output.num_accepted_tokens, count),
+            output.num_cached_tokens,
+            stop_string,
+            output.at_s,
+            output.started_at_s,
+            None if self._reader is None else tuple(joined(read.parts)),
+            read.num_reasoning_tokens,
+            output.prompt_logprobs,
+        )
