@@ -90,7 +90,7 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "draft_head": plain("draft_head", "none", "heads/a.safetensors"),
     "draft_depth": plain("draft_depth", 1, 8),
     "drain_timeout_s": plain("drain_timeout_s", 0.5, 60.0),
-    "request_timeout_s": plain("drain_timeout_s", 0.5, 60.0),
+    "request_timeout_s": plain("request_timeout_s", 0.5, 60.0),
     "keepalive_s": plain("keepalive_s", 0.25, 5.0),
     "log_format": plain("log_format", "json", "text"),
     "log_level": plain("log_level", "debug", "error"),
