@@ -9,13 +9,13 @@ from typing import Any, Literal
 from mtplx.server.answer import AnswerParts, Choice
 from mtplx.server.answer_blocks import Block, BlockKind, BlockReader, Change, Grown, Opened, blocks_of
 from mtplx.server.answer_chat import ChatAnswer
+from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.protocol_responses import ResponsesRequest
 from mtplx.server.response_items import empty_response, item_id, item_of, parts_of, usage_of_response
 from mtplx.server.response_shapes import OutputItem, ResponseEvent, ResponseObject
 from mtplx.server.responses import Usage
 from mtplx.server.sse import KEEP_ALIVE, EventStyle
-from mtplx.server.stream import Delta
 
 STYLE = EventStyle(is_named=True, keep_alive=KEEP_ALIVE, done=b"")
 

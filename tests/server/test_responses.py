@@ -15,6 +15,7 @@ from mtplx.batching.state import FinishReason
 from mtplx.errors import ContextLengthError, GenerationError, OverloadedError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server import protocol_responses
+from mtplx.server.choice_text import Delta
 from mtplx.server.protocol import StrictModel
 from mtplx.server.protocol_responses import (
     FunctionCallItem,
@@ -29,7 +30,6 @@ from mtplx.server.protocol_responses import (
     ResponseStreamOptions,
     TextConfig,
 )
-from mtplx.server.stream import Delta
 from tests.server.asgi import ask, chat, error_of
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, Item, fake_server
 from tests.server.test_messages import events
