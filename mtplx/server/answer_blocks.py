@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-from mtplx.server.responses import ChatChoice, ChatChunkChoice, ChatTokenLogprob
+from mtplx.server.responses import ChatDelta, ChatMessage, ChatTokenLogprob
 
 
 class BlockKind(StrEnum):
@@ -61,19 +60,22 @@ class BlockReader:
         self.blocks: list[Block] = []
         self._open: Block | None = None
 
-    def push(self, choice: ChatChunkChoice) -> Iterator[Change]:
-        """What a chunk's choice changes."""
-        delta: Any = choice["delta"]
-        entries = choice["logprobs"]["content"] if choice["logprobs"] else []
+    def push(self, delta: ChatDelta, logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[Change]:
+        """What a chunk's delta changes; `logprobs` go with its content."""
         if delta.get("reasoning_content"):
             yield from self._grow(BlockKind.REASONING, delta["reasoning_content"], [])
-        if delta.get("content") or entries:
-            yield from self._grow(BlockKind.TEXT, delta.get("content") or "", entries)
-        for call in delta.get("tool_calls") or ():
+        yield from self.push_text(delta.get("content", ""), logprobs)
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
             if "id" in call:
-                yield from self._begin(BlockKind.CALL, call["id"], call["function"]["name"])
-            if call["function"].get("arguments"):
-                yield from self._grow(BlockKind.CALL, call["function"]["arguments"], [])
+                yield from self._begin(BlockKind.CALL, call["id"], function["name"])
+            if function["arguments"]:
+                yield from self._grow(BlockKind.CALL, function["arguments"], [])
+
+    def push_text(self, text: str, logprobs: Sequence[ChatTokenLogprob]) -> Iterator[Change]:
+        """What a piece of text changes, with the logprobs that go with it; either may be empty."""
+        if text or logprobs:
+            yield from self._grow(BlockKind.TEXT, text, logprobs)
 
     def close(self) -> Iterator[Change]:
         """Ends the open block, if there is one."""
@@ -96,16 +98,14 @@ class BlockReader:
         yield Opened(self._open)
 
 
-def blocks_of(choice: ChatChoice) -> list[Block]:
-    """The blocks of a whole answer: what the model thought, what it said, what it calls."""
-    message: Any = choice["message"]
+def blocks_of(message: ChatMessage, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Block]:
+    """The blocks of a whole answer: what the model thought, what it said with these `logprobs`, what it calls."""
     blocks: list[Block] = []
     if message.get("reasoning_content"):
         blocks.append(Block(BlockKind.REASONING, len(blocks), text=message["reasoning_content"]))
-    entries = choice["logprobs"]["content"] if choice["logprobs"] else []
-    if message.get("content") or entries:
-        blocks.append(Block(BlockKind.TEXT, len(blocks), text=message.get("content") or "", logprobs=entries))
-    for call in message.get("tool_calls") or ():
+    if message["content"] or logprobs:
+        blocks.append(Block(BlockKind.TEXT, len(blocks), text=message["content"] or "", logprobs=list(logprobs)))
+    for call in message.get("tool_calls", ()):
         function = call["function"]
         blocks.append(Block(BlockKind.CALL, len(blocks), call["id"], function["name"], function["arguments"]))
     return blocks

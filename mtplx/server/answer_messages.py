@@ -47,7 +47,7 @@ class MessagesAnswer:
         events: list[MessageEvent] = []
         for chunk in self._chat.chunks(choice, delta):
             for piece in chunk["choices"]:
-                events += map(_event, self._reader.push(piece))
+                events += map(_event, self._reader.push(piece["delta"]))
                 self._finish_reason = piece["finish_reason"] or self._finish_reason
         return events
 
@@ -65,7 +65,7 @@ class MessagesAnswer:
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> MessageAnswer:
         (chat_choice,) = self._chat.whole(choices, usage)["choices"]
-        content = [_content(block) for block in blocks_of(chat_choice)]
+        content = [_content(block) for block in blocks_of(chat_choice["message"])]
         reason, stop_sequence = _end(chat_choice["finish_reason"], choices[0])
         return self._message(content, reason, stop_sequence, _usage(usage))
 
@@ -96,12 +96,15 @@ def _end(finish_reason: str | None, choice: Choice) -> tuple[str | None, str | N
 
 def _usage(usage: Usage) -> MessageUsage:
     num_cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return {
+    counts: MessageUsage = {
         "input_tokens": usage["prompt_tokens"] - num_cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": num_cached,
         "output_tokens": usage["completion_tokens"],
     }
+    if "completion_tokens_details" in usage:
+        counts["output_tokens_details"] = {"thinking_tokens": usage["completion_tokens_details"]["reasoning_tokens"]}
+    return counts
 
 
 def _event(change: Change) -> MessageEvent:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.server.answer import AnswerParts, Choice
 from mtplx.server.answer_blocks import Block, BlockKind, BlockReader, Change, Grown, Opened, blocks_of
 from mtplx.server.answer_chat import ChatAnswer
 from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
+from mtplx.server.logprob_shapes import chat_logprobs
 from mtplx.server.protocol_responses import ResponsesRequest
 from mtplx.server.response_items import empty_response, item_id, item_of, parts_of, usage_of_response
 from mtplx.server.response_shapes import OutputItem, ResponseEvent, ResponseObject
-from mtplx.server.responses import Usage
+from mtplx.server.responses import ChatTokenLogprob, Usage
 from mtplx.server.sse import KEEP_ALIVE, EventStyle
 
 STYLE = EventStyle(is_named=True, keep_alive=KEEP_ALIVE, done=b"")
@@ -32,7 +35,8 @@ class ResponsesAnswer:
     def __init__(self, body: ResponsesRequest, parts: AnswerParts) -> None:
         self._body = body
         self._head = parts.head
-        self._chat = ChatAnswer(parts)
+        self._parts = parts
+        self._chat = ChatAnswer(replace(parts, has_logprobs=False))  # theirs aren't of the text alone
         self._reader = BlockReader()
         self._finish_reason: str | None = None
         self._numbers = itertools.count()
@@ -43,11 +47,14 @@ class ResponsesAnswer:
 
     def chunks(self, choice: Choice, delta: Delta) -> list[ResponseEvent]:
         events: list[ResponseEvent] = []
+        entries = self._logprobs(delta.logprobs, delta.num_reasoning_tokens)
         for chunk in self._chat.chunks(choice, delta):
             for piece in chunk["choices"]:
-                events += self._events(self._reader.push(piece), "completed")
+                own = entries if piece["delta"].get("content") else []
+                entries = [] if own else entries
+                events += self._events(self._reader.push(piece["delta"], own), "completed")
                 self._finish_reason = piece["finish_reason"] or self._finish_reason
-        return events
+        return [*events, *self._events(self._reader.push_text("", entries), "completed")]
 
     def closing(self, choices: Sequence[Choice], usage: Usage) -> list[ResponseEvent]:
         response = self._ended(self._reader.blocks, self._finish_reason, usage)
@@ -66,7 +73,14 @@ class ResponsesAnswer:
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> ResponseObject:
         (chat_choice,) = self._chat.whole(choices, usage)["choices"]
-        return self._ended(blocks_of(chat_choice), chat_choice["finish_reason"], usage)
+        entries = self._logprobs(choices[0].logprobs, choices[0].num_reasoning_tokens)
+        return self._ended(blocks_of(chat_choice["message"], entries), chat_choice["finish_reason"], usage)
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs], num_reasoning: int) -> list[ChatTokenLogprob]:
+        """Those of a text, which comes after the tokens that were spent on reasoning."""
+        if not self._parts.has_logprobs:
+            return []
+        return chat_logprobs(self._parts.tokenizer, entries[num_reasoning:])["content"]
 
     def _ended(self, blocks: Sequence[Block], finish_reason: str | None, usage: Usage) -> ResponseObject:
         is_cut = finish_reason == "length"

@@ -58,6 +58,9 @@ def chat_of_responses(body: ResponsesRequest) -> tuple[ChatCompletionRequest, Na
 def _logprob_fields(body: ResponsesRequest) -> Fields:
     if not body.top_logprobs and LOGPROBS not in (body.include or ()):
         return {}
+    if body.tools:
+        param = "top_logprobs" if body.top_logprobs else "include"
+        raise RequestError(f"{param}: logprobs are those of a text, and with tools an answer may be more", param)
     return {"logprobs": True, "top_logprobs": body.top_logprobs}
 
 

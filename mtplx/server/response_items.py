@@ -45,7 +45,7 @@ def parts_of(block: Block) -> list[OutputPart]:
 
 
 def usage_of_response(usage: Usage) -> ResponseUsage:
-    details: Any = usage.get("completion_tokens_details") or {}
+    details = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {
@@ -53,7 +53,7 @@ def usage_of_response(usage: Usage) -> ResponseUsage:
             "cache_write_tokens": 0,
         },
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
+        "output_tokens_details": {"reasoning_tokens": details["reasoning_tokens"]},
         "total_tokens": usage["total_tokens"],
     }
 

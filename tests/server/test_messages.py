@@ -235,6 +235,16 @@ def test_fields_reach_the_engine(server: FakeServer) -> None:
     assert server.last.prompts == [tuple(server.tokenizer.encode(text, add_special_tokens=False))]
 
 
+def test_a_schema_holds_the_answer(server: FakeServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    post(server, output_config={"format": {"type": "json_schema", "schema": schema}})
+    grammar = server.last.params.grammar
+    assert grammar is not None
+    assert (grammar.kind, json.loads(grammar.source)) == ("json_schema", schema)
+    response = post(server, output_config={"format": {"type": "json_schema", "schema": {"type": "nothing"}}})
+    assert (response.status_code, error_of(response)["param"]) == (400, "output_config.format.schema")
+
+
 def test_turns_of_one_role_in_a_row_are_one(server: FakeServer) -> None:
     messages = [
         {"role": "user", "content": "a"},

@@ -221,6 +221,36 @@ def test_fields_reach_the_engine(server: FakeServer) -> None:
     assert server.last.cache_salt == b"pepper"
 
 
+def test_a_schema_holds_the_answer(server: FakeServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    answer = post(server, text={"format": asked}).json()
+    grammar = server.last.params.grammar
+    assert grammar is not None
+    assert (grammar.kind, json.loads(grammar.source)) == ("json_schema", schema)
+    assert answer["text"] == {"format": asked}
+    post(server, text={"format": {"type": "json_object"}})
+    assert server.last.params.grammar is not None
+    post(server, text={"format": {"type": "text"}})
+    assert server.last.params.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}, "text.format.schema"),
+        ({"type": "json_schema", "name": "a b", "schema": {}}, "text.format.name"),
+        ({"type": "json_schema", "name": "x", "schema": {}, "mood": 1}, "text.format.mood"),
+        ({"type": "text", "mood": 1}, "text.format.mood"),
+        ({"type": "grammar", "definition": "x"}, "text.format.type"),
+        ({}, "text.format.type"),
+    ],
+)
+def test_wrong_formats_are_named(server: FakeServer, given: dict[str, Any], param: str) -> None:
+    response = post(server, text={"format": given})
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
 def test_items_become_the_turns_of_a_chat(server: FakeServer) -> None:
     items = [
         {"type": "message", "role": "developer", "content": "be kind"},
