@@ -37,6 +37,14 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("model", metavar="MODEL", help="catalog name, hub id, local folder or .gguf file")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: mtp_head.safetensors beside the model")
     parser.add_argument("--data", type=Path, metavar="FILE", help="prompts of your own, one JSON object a line")
+    parser.add_argument(
+        "--text-from",
+        type=Path,
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="the --work-dir of an earlier run, to learn from its text too; may be given again",
+    )
     parser.add_argument("--start-from", type=Path, metavar="HEAD", help="a head file to go on from, with new text")
     parser.add_argument(
         "--work-dir", type=Path, metavar="DIR", help="where text and checkpoint are; default: the cache"
@@ -78,6 +86,7 @@ def run(namespace: argparse.Namespace) -> int:
                 seed=namespace.seed,
             ),
             data=namespace.data,
+            text_from=namespace.text_from,
             start_from=namespace.start_from,
             threads=namespace.threads,
             work_dir=namespace.work_dir,

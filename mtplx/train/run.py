@@ -26,6 +26,7 @@ from mtplx.model.weights import ModelFolder, with_safetensors
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.tokenizer import Tokenizer
 from mtplx.train.base import fresh_head, load_base
+from mtplx.train.head import DraftHead
 from mtplx.train.measure import Acceptance, measure_acceptance
 from mtplx.train.prompts import make_frame, read_prompts
 from mtplx.train.shards import Passage, read_shard, write_shard
@@ -35,6 +36,7 @@ from mtplx.train.trainer import Recipe, Trainer
 MEASURED_DEPTHS = 4
 _WIDTH = 32  # passages written at a time
 _CHECKPOINT_S = 60.0
+_NOTE = "settings.json"  # what a work folder is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def train_head(
     text: TextPlan,
     recipe: Recipe,
     data: Path | None,
+    text_from: Sequence[Path],
     start_from: Path | None,
     threads: int | None,
     work_dir: Path | None,
@@ -84,12 +87,13 @@ def train_head(
 ) -> TrainedHead:
     """Writes the head file `output` for the model, and returns it with what was measured on text kept apart.
 
-    `start_from` is a head to go on from, with its blocks and vocabulary. `work_dir` holds text and checkpoint; by
-    default it is a folder of the user's cache, named after model and settings.
+    `text_from` are work folders of earlier runs, whose text is learned from too. `start_from` is a head to go on from,
+    with its blocks and vocabulary. `work_dir` holds text and checkpoint; by default it is a folder of the user's cache,
+    named after model and settings.
 
     Raises:
         ModelError: model or head can't be read or used: the native runner can't serve it, the head isn't for it.
-        ConfigError: `data` or `work_dir` isn't usable.
+        ConfigError: `data`, `text_from` or `work_dir` isn't usable.
     """
     begin_s = time.monotonic()
     folder = with_safetensors(model).path
@@ -106,6 +110,9 @@ def train_head(
         weights = runner.info.weights_sha256
         assert weights is not None, "the native runner knows its weights"
         settings = {"weights": weights, "text": asdict(text), "recipe": asdict(recipe), "prompts": _digest(prompts)}
+        earlier_shards = [shard for work in text_from for shard in _shards_of(work, weights)]
+        if earlier_shards:
+            settings["text_from"] = [str(shard) for shard in earlier_shards]
         if earlier is not None:
             settings["start_from"] = hashlib.sha256(earlier.path.read_bytes()).hexdigest()
         work = _work_dir(work_dir, model.name, settings)
@@ -113,16 +120,15 @@ def train_head(
     finally:
         runner.close()
     torch.set_num_threads(threads or torch.get_num_threads())
-    passages = [passage for shard in shards[:-1] for passage in read_shard(shard) if _is_usable(passage)]
+    passages = [passage for shard in earlier_shards + shards[:-1] for passage in read_shard(shard)]
+    passages = [passage for passage in passages if _is_usable(passage)]
     held_out = [passage for passage in read_shard(shards[-1]) if _is_usable(passage)]
     base = load_base(folder, shape)
     num_blocks = recipe.num_blocks if earlier is None else earlier.metadata.num_blocks
     head = fresh_head(folder, shape, num_blocks=num_blocks, max_positions=num_positions)
-    if earlier is None:
-        draft_ids = count_vocabulary(passages, shape.vocab, text.draft_vocab)
-    else:
-        head.load_state_dict({name: torch.from_numpy(earlier.floats(name)) for name in head.state_dict()})
-        draft_ids = earlier.draft_vocab if earlier.draft_vocab is not None else np.arange(shape.vocab, dtype=np.int32)
+    draft_ids = (
+        count_vocabulary(passages, shape.vocab, text.draft_vocab) if earlier is None else _take_up(earlier, head)
+    )
     draft_ids_R = torch.from_numpy(draft_ids).long()
     _train(Trainer(head, base, draft_ids_R, passages, recipe), work / "checkpoint.pt", progress)
     acceptance = measure_acceptance(head, base, draft_ids_R, held_out, MEASURED_DEPTHS)
@@ -135,11 +141,8 @@ def train_head(
         tokenizer_sha256=tokenizer_sha256(folder),
         training={
             "command": command,
-            "recipe": asdict(recipe),
-            "text": asdict(text),
-            "tokens": sum(len(passage.token_ids) for passage in passages),
             "seconds_of_last_run": round(time.monotonic() - begin_s),
-            "started_from": None if earlier is None else earlier.metadata.training,
+            **_described(text, recipe, passages, earlier),
         },
         acceptance={"greedy": [round(rate, 4) for rate in acceptance.by_depth]},
         created=datetime.now(UTC).date(),
@@ -156,6 +159,23 @@ def count_vocabulary(passages: Sequence[Passage], vocab_size: int, size: int) ->
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 
+def _described(text: TextPlan, recipe: Recipe, passages: Sequence[Passage], earlier: HeadFile | None) -> dict[str, Any]:
+    return {
+        "recipe": asdict(recipe),
+        "text": asdict(text),
+        "tokens": sum(len(passage.token_ids) for passage in passages),
+        "started_from": None if earlier is None else earlier.metadata.training,
+    }
+
+
+def _take_up(earlier: HeadFile, head: DraftHead) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Gives a head the weights of an earlier one, and returns the ids that it guesses."""
+    head.load_state_dict({name: torch.from_numpy(earlier.floats(name)) for name in head.state_dict()})
+    if earlier.draft_vocab is None:
+        return np.arange(earlier.metadata.vocab_size, dtype=np.int32)
+    return earlier.draft_vocab
+
+
 def _longest(frame: Frame, text: TextPlan, prompts: Sequence[Sequence[int]]) -> int:
     """Tokens of the longest passage, in whole blocks of the cache."""
     longest_prompt = max((frame.num_tokens + MAX_PROMPT_TOKENS, *map(len, prompts)))
@@ -167,7 +187,7 @@ def _work_dir(asked: Path | None, name: str, settings: dict[str, Any]) -> Path:
     described = json.dumps(settings, sort_keys=True)
     digest = hashlib.sha256(described.encode()).hexdigest()[:16]
     work = asked or cache_root() / "train-head" / f"{name}-{digest}"
-    note = work / "settings.json"
+    note = work / _NOTE
     try:
         work.mkdir(parents=True, exist_ok=True)
         if not note.exists():
@@ -177,6 +197,18 @@ def _work_dir(asked: Path | None, name: str, settings: dict[str, Any]) -> Path:
     except OSError as error:
         raise ConfigError(f"{work} can't be used: {error}", "--work-dir") from error
     return work
+
+
+def _shards_of(work: Path, weights: str) -> list[Path]:
+    """What an earlier run learned from. Raises: ConfigError: it has no text, or that of other weights."""
+    shards = sorted(work.glob("text-*.safetensors"))
+    try:
+        described = json.loads((work / _NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        described = {}
+    if not shards or described.get("weights") != weights:
+        raise ConfigError(f"{work} holds no text that these weights have written", "--text-from")
+    return shards
 
 
 def _write_text(

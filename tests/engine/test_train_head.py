@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def train(model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         text: TextPlan = TEXT,
         recipe: Recipe = RECIPE,
         start_from: Path | None = None,
+        text_from: Sequence[Path] = (),
     ) -> TrainedHead:
         return train_head(
             model,
@@ -69,6 +71,7 @@ def train(model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             text=text,
             recipe=recipe,
             data=None,
+            text_from=text_from,
             start_from=start_from,
             threads=1,
             work_dir=tmp_path / work,
@@ -122,6 +125,17 @@ def test_a_head_goes_on_from_another_with_its_vocabulary(train: Callable[..., Tr
     assert again.file.draft_vocab.tolist() == first.file.draft_vocab.tolist()
     assert (again.file.floats("eh_proj.weight") == first.file.floats("eh_proj.weight")).all()
     assert again.file.metadata.training["started_from"] == first.file.metadata.training
+
+
+def test_the_text_of_earlier_runs_is_learned_from_too(train: Callable[..., TrainedHead], tmp_path: Path) -> None:
+    first = train(Told())
+    alone = train(Told(), "alone.safetensors", "alone", recipe=replace(RECIPE, seed=1))
+    both = train(Told(), "both.safetensors", "both", recipe=replace(RECIPE, seed=1), text_from=[tmp_path / "work"])
+    tokens = [trained.file.metadata.training["tokens"] for trained in (first, alone, both)]
+    assert tokens[2] == tokens[0] + tokens[1]
+    with pytest.raises(ConfigError, match="no text") as caught:
+        train(Told(), "none.safetensors", "none", text_from=[tmp_path])
+    assert caught.value.parameter == "--text-from"
 
 
 def test_a_work_folder_of_other_settings_is_refused(train: Callable[..., TrainedHead]) -> None:

@@ -127,11 +127,11 @@ private:
         if (is_draft_head())
             join(team, step);
         else
-            team.share(num_rows_, 1, [&](int row) { unpack_row(config_.embedding, step.token_ids[row], stream(row)); });
+            team.share(num_rows_, [&](int row) { unpack_row(config_.embedding, step.token_ids[row], stream(row)); });
         for (int i = 0; i < config_.num_layers; i++) run_layer(team, step.rows, layers_[i], cache_of(i));
         const int num_hidden = step.hidden || keeps_hidden() ? num_rows_ : 0;
         if (!num_hidden && !step.num_wanted) return;
-        team.share(num_hidden + step.num_wanted, 1, [&](int i) {
+        team.share(num_hidden + step.num_wanted, [&](int i) {
             if (i < num_hidden) return hand_out_hidden(step, i);
             i -= num_hidden;
             final_norm(step.wanted[i], final_.floats(i));
@@ -146,7 +146,7 @@ private:
     // The beginning of a draft head's rows, see mtplx_config.
     void join(Team &team, const mtplx_step &step) {
         const int size = config_.hidden;
-        team.share(num_rows_, 1, [&](int row) {
+        team.share(num_rows_, [&](int row) {
             float *to = joined_.floats(row);
             unpack_row(config_.embedding, step.token_ids[row], to);
             rms_norm(to, config_.enorm, config_.norm_eps, size, to);
@@ -175,21 +175,21 @@ private:
     void run_layer(Team &team, const mtplx_rows &rows, const mtplx_layer &layer, const mtplx_cache &cache) {
         normalize(team, layer.attention_norm, {&layer.q, &layer.k, &layer.v});
         const int heads = config_.num_heads + 2 * config_.num_kv_heads;
-        team.share(heads, 1, [&](int head) { project_head(rows, layer, cache, head); });
+        team.share(heads, [&](int head) { project_head(rows, layer, cache, head); });
         const int tasks = attention_.num_tasks();
-        team.share(tasks, 1, [&](int task) { attention_.run_task(task, cache, queries_.data()); });
+        team.share(tasks, [&](int task) { attention_.run_task(task, cache, queries_.data()); });
         combine(team, !is_float(layer.o.format));
         add_product(team, layer.o, attended_);
         normalize(team, layer.mlp_norm, {&layer.gate, &layer.up});
         const int groups = gated_.num_groups();
-        team.share(groups, team.grain(groups), [&](int group) { gate(layer, group); });
+        team.share(groups, [&](int group) { gate(layer, group); });
         add_product(team, layer.down, gated_);
     }
 
     void normalize(Team &team, const float *weight, std::initializer_list<const mtplx_weight *> readers) {
         bool round = false;
         for (const mtplx_weight *reader : readers) round |= !is_float(reader->format);
-        team.share(num_rows_, 1, [&](int row) {
+        team.share(num_rows_, [&](int row) {
             rms_norm(stream(row), weight, config_.norm_eps, config_.hidden, normed_.floats(row));
             if (round) normed_.quantize(row);
         });
@@ -246,7 +246,7 @@ private:
     void combine(Team &team, bool round) {
         const int together = config_.head_dim % GROUP ? 2 : 1, units = config_.num_heads / together;
         const int groups = together * config_.head_dim / GROUP;
-        team.share(num_rows_ * units, team.grain(num_rows_ * units), [&](int index) {
+        team.share(num_rows_ * units, [&](int index) {
             const int row = index / units, unit = index % units;
             for (int head = unit * together; head < (unit + 1) * together; head++)
                 attention_.combine(row, head, attended_.floats(row) + head * config_.head_dim);
@@ -282,7 +282,7 @@ private:
     template <class Take>
     void multiply(Team &team, const mtplx_weight &weight, const Activations &input, int num_rows, const Take &take) {
         const int pairs = (num_panels(weight) + 1) / 2;
-        team.share(pairs, team.grain(pairs), [&](int pair) {
+        team.share(pairs, [&](int pair) {
             const int begin = pair * 2 * PANEL, width = std::min(weight.num_rows - begin, 2 * PANEL);
             for_tiles(num_rows, [&](int first, int count) {
                 PairOutput out[TILE];

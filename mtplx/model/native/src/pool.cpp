@@ -15,18 +15,18 @@ constexpr int SPINS_BETWEEN_JOBS = 300;
 
 }  // namespace
 
-void Team::meet() {
+void Crew::meet() {
     const unsigned round = round_;
-    if (waiting_.fetch_add(1) < size_ - 1) return next_round_.wait(SPINS_IN_A_JOB, [&] { return round_ != round; });
+    if (waiting_.fetch_add(1) < size - 1) return next_round_.wait(SPINS_IN_A_JOB, [&] { return round_ != round; });
     waiting_ = 0;
-    next_ = 0;
+    for (Part &part : parts) part.next = 0;
     round_ = round + 1;
     next_round_.ring();
 }
 
-Pool::Pool(int num_threads) : team_(num_threads) {
+Pool::Pool(int num_threads) : crew_(num_threads) {
     try {
-        for (int i = 1; i < num_threads; i++) threads_.emplace_back([this] { work(); });
+        for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { work(i); });
     } catch (const std::system_error &) {
         stop();
         throw;
@@ -46,16 +46,18 @@ void Pool::run(const std::function<void(Team &)> &job) {
     running_ = static_cast<int>(threads_.size());
     generation_++;
     news_.ring();
-    job(team_);
+    Team team(crew_, 0);
+    job(team);
     left_.wait(SPINS_IN_A_JOB, [&] { return running_ == 0; });
 }
 
-void Pool::work() {
+void Pool::work(int index) {
+    Team team(crew_, index);
     for (unsigned seen = 0;;) {
         news_.wait(SPINS_BETWEEN_JOBS, [&] { return stopping_ || generation_ != seen; });
         if (stopping_) return;
         seen = generation_;
-        (*job_)(team_);
+        (*job_)(team);
         running_--;
         left_.ring();
     }

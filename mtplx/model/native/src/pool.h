@@ -50,41 +50,52 @@ private:
     std::atomic<int> sleepers_{0};
 };
 
-// What a job sees of its team: every thread runs the whole job and meets the others in each loop.
-class Team {
+// One thread's part of a loop that it shares with others: the next index, counted from the part's first.
+struct alignas(64) Part {
+    std::atomic<int> next{0};
+};
+
+// What the threads of a job have in common.
+class Crew {
 public:
-    explicit Team(int size) : size_(size) {}
+    explicit Crew(int size) : size(size), parts(size) {}
 
-    int size() const { return size_; }
-
-    // Calls body(i) once for every i below count, in pieces of `grain` on whichever thread is free. Returns when all
-    // are done. Every thread must come here with the same count and grain.
-    template <class Body>
-    void share(int count, int grain, const Body &body) {
-        for (;;) {
-            const int begin = next_.fetch_add(grain, std::memory_order_relaxed);
-            if (begin >= count) break;
-            const int end = begin + grain < count ? begin + grain : count;
-            for (int i = begin; i < end; i++) body(i);
-        }
-        meet();
-    }
-
-    // A grain that leaves each thread about eight pieces.
-    int grain(int count) const {
-        const int piece = count / (8 * size_);
-        return piece < 1 ? 1 : piece;
-    }
-
-private:
     // Waits for all threads; the last to come opens the next loop.
     void meet();
 
-    const int size_;
-    alignas(64) std::atomic<int> next_{0};
+    const int size;
+    std::vector<Part> parts;
+
+private:
     alignas(64) std::atomic<int> waiting_{0};
     alignas(64) std::atomic<unsigned> round_{0};
     Bell next_round_;
+};
+
+// A job's team as one of its threads sees it: every thread runs the whole job and meets the others in each loop.
+class Team {
+public:
+    Team(Crew &crew, int index) : crew_(crew), index_(index) {}
+
+    int size() const { return crew_.size; }
+
+    // Calls body(i) once for every i below count and returns when all are done. Each thread has a part of its own, in
+    // one piece, so that what it fetches ahead is what it reads next; who is through helps the others. Every thread
+    // must come here with the same count.
+    template <class Body>
+    void share(int count, const Body &body) {
+        for (int turn = 0; turn < size(); turn++) {
+            const int owner = (index_ + turn) % size(), end = begin_of(owner + 1, count);
+            for (int i; (i = begin_of(owner, count) + crew_.parts[owner].next++) < end;) body(i);
+        }
+        crew_.meet();
+    }
+
+private:
+    int begin_of(int owner, int count) const { return static_cast<int>((int64_t(count) * owner + size() - 1) / size()); }
+
+    Crew &crew_;
+    const int index_;
 };
 
 class Pool {
@@ -98,10 +109,10 @@ public:
     void run(const std::function<void(Team &)> &job);
 
 private:
-    void work();
+    void work(int index);
     void stop();
 
-    Team team_;
+    Crew crew_;
     std::vector<std::thread> threads_;
     const std::function<void(Team &)> *job_ = nullptr;  // set before generation_ is raised
     std::atomic<unsigned> generation_{0};               // counts jobs, so that no thread runs one twice

@@ -62,12 +62,12 @@ extern "C" int32_t mtplx_linear(mtplx_pool *pool, const mtplx_weight *weight, co
     Activations input(weight->num_cols);
     input.resize(m);
     pool->run([&](Team &team) {
-        team.share(m, 1, [&](int row) {
+        team.share(m, [&](int row) {
             std::memcpy(input.floats(row), x + size_t(row) * input.size(), size_t(input.size()) * sizeof(float));
             if (!is_float(weight->format)) input.quantize(row);
         });
         const int pairs = (num_panels(*weight) + 1) / 2;
-        team.share(pairs, team.grain(pairs), [&](int pair) {
+        team.share(pairs, [&](int pair) {
             const int begin = pair * 2 * PANEL;
             const int width = std::min(weight->num_rows - begin, 2 * PANEL);
             for_tiles(m, [&](int first, int count) {
@@ -90,7 +90,7 @@ extern "C" int32_t mtplx_rms_norm(mtplx_pool *pool, const float *weight, float e
                                   int32_t size, float *y) {
     if (size < PANEL || size % PANEL) return MTPLX_BAD_SHAPE;
     pool->run([&](Team &team) {
-        team.share(m, 1, [&](int row) {
+        team.share(m, [&](int row) {
             const size_t at = size_t(row) * size;
             rms_norm(x + at, weight, eps, size, y + at);
         });
@@ -104,7 +104,7 @@ extern "C" int32_t mtplx_cache_write(mtplx_pool *pool, const mtplx_cache *cache,
     const int32_t status = check_rows(*rows, cache->num_blocks);
     if (status != MTPLX_OK) return status;
     pool->run([&](Team &team) {
-        team.share(rows->num_tokens * cache->num_kv_heads, 1, [&](int index) {
+        team.share(rows->num_tokens * cache->num_kv_heads, [&](int index) {
             const int row = index / cache->num_kv_heads, head = index % cache->num_kv_heads;
             const int block = block_of(*rows, row), place = rows->positions[row] % BLOCK;
             write_key(*cache, block, place, head, keys + size_t(index) * cache->head_dim);
@@ -127,8 +127,8 @@ extern "C" int32_t mtplx_attention(mtplx_pool *pool, const mtplx_cache *cache, c
     Attention attention;
     attention.plan(*rows, num_heads, cache->num_kv_heads, size, window);
     pool->run([&](Team &team) {
-        team.share(attention.num_tasks(), 1, [&](int task) { attention.run_task(task, *cache, scaled.data()); });
-        team.share(heads, team.grain(heads), [&](int index) {
+        team.share(attention.num_tasks(), [&](int task) { attention.run_task(task, *cache, scaled.data()); });
+        team.share(heads, [&](int index) {
             attention.combine(index / num_heads, index % num_heads, out + size_t(index) * size);
         });
     });
@@ -141,7 +141,7 @@ extern "C" uint64_t mtplx_read_sum(mtplx_pool *pool, const void *data, size_t nu
     const int pages = static_cast<int>(num_bytes / 4096);
     std::atomic<uint64_t> total{0};
     pool->run([&](Team &team) {
-        team.share(team.size(), 1, [&](int part) {
+        team.share(team.size(), [&](int part) {
             const size_t begin = size_t(pages) * part / team.size(), end = size_t(pages) * (part + 1) / team.size();
             Ints sums[8] = {};
             for (size_t page = begin; page < end; page++) {
