@@ -119,6 +119,7 @@ class SimRequest:
     cache_salt: bytes = b""
     prompt_of: int | None = None  # whose own tokens it has after the common ones; its own seq_id's by default
     priority: int = 0
+    tenant: bytes = b""
     request: int | None = None
     is_scored: bool = False
 
@@ -215,6 +216,7 @@ class Simulator:
                 stops,
                 cache_salt=request.cache_salt,
                 priority=request.priority,
+                tenant=request.tenant,
                 request=request.request,
                 num_unscored=request.prompt_len - 1 if request.is_scored else 0,
             )

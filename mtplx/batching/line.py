@@ -1,7 +1,8 @@
 """The line of sequences that wait to start: who stands before whom; knows neither blocks nor who may start.
 
-Higher priorities stand in front, and among equals those that arrived first. So that nobody waits for ever behind an
-endless row of more urgent ones, who has been passed by enough of them rises to their priority.
+Higher priorities stand in front. Among equals tenants take turns, and a tenant's own stand as they arrived, so one who
+sends much waits for himself. So that nobody waits for ever behind an endless row of more urgent ones, who has been
+passed by enough of them rises to their priority.
 """
 
 from __future__ import annotations
@@ -15,10 +16,20 @@ MAX_PASSED = 64
 
 
 class WaitingLine:
-    """Invariant, which `check` asserts: priorities never rise towards the end."""
+    """Invariant, which `check` asserts: it is sorted by priority, highest first, then by turn.
+
+    Turns are start tags of fair queueing. A tenant's next turn is one after his last, but none that has passed: the
+    present turn is that of the latest who started.
+
+        a a a a wait with turns 0 to 3, the first two start, b b b arrive     ->  a2 b1 a3 b2 b3 is their order of turns
+
+    Source: "Start-time Fair Queuing", Goyal, Vin, Cheng, SIGCOMM 1996, all costs being equal.
+    """
 
     def __init__(self) -> None:
         self._line: list[Sequence] = []
+        self._present_turn = 0
+        self._last_turns: dict[tuple[bytes, int], int] = {}  # by tenant and priority, those not before the present
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._line)
@@ -30,14 +41,15 @@ class WaitingLine:
         return self._line[index]
 
     def join(self, sequence: Sequence) -> None:
-        """Puts a sequence behind all others of its priority."""
-        less_urgent = (index for index, other in enumerate(self._line) if other.priority < sequence.priority)
-        self._line.insert(next(less_urgent, len(self._line)), sequence)
+        """Puts a sequence behind all others of its priority and tenant, with that tenant's next turn."""
+        key = (sequence.tenant, sequence.priority)
+        sequence.turn = self._last_turns[key] = max(self._present_turn, self._last_turns.get(key, -1) + 1)
+        behind = (index for index, other in enumerate(self._line) if _urgency(other) > _urgency(sequence))
+        self._line.insert(next(behind, len(self._line)), sequence)
 
     def rejoin(self, sequence: Sequence) -> None:
-        """Puts a sequence before the first of its priority that arrived later."""
-        place = (-sequence.priority, sequence.seq_id)
-        behind = (index for index, other in enumerate(self._line) if (-other.priority, other.seq_id) > place)
+        """Puts a sequence where its turn is, before whoever has the same and arrived later."""
+        behind = (index for index, other in enumerate(self._line) if _place(other) > _place(sequence))
         self._line.insert(next(behind, len(self._line)), sequence)
 
     def take(self, index: int) -> Sequence:
@@ -46,6 +58,9 @@ class WaitingLine:
         priorities 9 0 0, arrived 3 1 2, take(0): the last two have been passed once more
         """
         taken = self._line.pop(index)
+        if taken.turn > self._present_turn:
+            self._present_turn = taken.turn
+            self._last_turns = {key: turn for key, turn in self._last_turns.items() if turn >= taken.turn}
         for other in self._line:
             if other.priority < taken.priority and other.seq_id < taken.seq_id:
                 other.num_passed += 1
@@ -60,5 +75,13 @@ class WaitingLine:
 
     def check(self) -> None:
         """Asserts the invariant."""
-        priorities = [sequence.priority for sequence in self._line]
-        assert priorities == sorted(priorities, reverse=True), "the less urgent stand in front"
+        urgencies = [_urgency(sequence) for sequence in self._line]
+        assert urgencies == sorted(urgencies), "the less urgent stand in front, or somebody before his turn"
+
+
+def _urgency(sequence: Sequence) -> tuple[int, int]:
+    return -sequence.priority, sequence.turn
+
+
+def _place(sequence: Sequence) -> tuple[int, int, int]:
+    return -sequence.priority, sequence.turn, sequence.seq_id

@@ -66,6 +66,8 @@ class Sequence:
     num_served: int = 0  # turns it had, counted from the least of those it joined, for fairness
     num_overtaken: int = 0  # times a later arrival was admitted before it
     priority: int = 0  # who waits with a higher one starts first
+    tenant: bytes = b""  # whose it is: those who wait take turns
+    turn: int = 0  # its place among those of its priority, given by the line
     num_passed: int = 0  # later arrivals of a higher priority that have started before it
     num_preempted: int = 0
     admitted_len: int = 0  # tokens it had when it was last admitted

@@ -53,6 +53,7 @@ class Submit:
     cohort: bytes = b""  # whom it shares drafts with, where the mode has cohorts
     request: int | None = None  # the same for all choices of one request; None where there is one
     priority: int = 0  # who waits with a higher one starts first
+    tenant: bytes = b""  # whose it is: among those of a priority tenants take turns
     grammar: CompiledGrammar | None = None  # that of the params
     deadline_s: float | None = None  # on the engine's clock: then it ends with what it has
 
@@ -134,6 +135,7 @@ class EngineCore:
                 cohort=submit.cohort,
                 request=submit.request,
                 priority=submit.priority,
+                tenant=submit.tenant,
                 num_unscored=len(submit.prompt_ids) - 1 if submit.scores_prompt else 0,
             )
         )

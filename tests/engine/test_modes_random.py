@@ -62,6 +62,7 @@ def random_request(rng: random.Random, seq_id: int, table: SequenceTable) -> Sim
         max_tokens=max_tokens,
         stop_ids=stop_ids,
         priority=rng.choice([0, 0, 0, 1, -1]),
+        tenant=rng.choice([b"a", b"b", b"c"]),
         is_scored=rng.random() < 0.3,
     )
 
@@ -168,6 +169,7 @@ class ModeMachine(RuleBasedStateMachine):
                 max_tokens=max_tokens,
                 stop_ids=frozenset(range(num_stops)),
                 priority=priority,
+                tenant=bytes([first_id % 3]),
                 is_scored=is_scored and choice == 0,
                 prompt_of=first_id,
                 request=first_id if num_choices > 1 else None,

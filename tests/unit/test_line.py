@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mtplx.batching.line import MAX_PASSED, WaitingLine
 from mtplx.batching.state import FinishReason, RowOutcome, Sequence, StepPlan, StopRules
@@ -12,8 +15,8 @@ from tests.engine.test_modes_random import BUILDS
 from tests.simulator import SimRequest, Simulator, make_table
 
 
-def waiting(seq_id: int, priority: int = 0) -> Sequence:
-    return Sequence(seq_id, [1, 2], 2, StopRules(4), priority=priority)
+def waiting(seq_id: int, priority: int = 0, tenant: str = "") -> Sequence:
+    return Sequence(seq_id, [1, 2], 2, StopRules(4), priority=priority, tenant=tenant.encode())
 
 
 def line_of(*priorities: int) -> WaitingLine:
@@ -61,6 +64,64 @@ def test_only_later_and_more_urgent_ones_pass() -> None:
     line.take(0)  # came first
     line.take(1)  # as urgent as the one before it
     assert [sequence.num_passed for sequence in line] == [0]
+
+
+def test_tenants_take_turns_and_ones_own_stand_as_they_came() -> None:
+    line = WaitingLine()
+    for seq_id, tenant in enumerate("aaaa"):
+        line.join(waiting(seq_id, tenant=tenant))
+    line.take(0)
+    line.take(0)
+    for seq_id, tenant in enumerate("bbbc", 4):
+        line.join(waiting(seq_id, tenant=tenant))
+        line.check()
+    assert [sequence.tenant + bytes([48 + sequence.seq_id]) for sequence in line] == [
+        b"b4",
+        b"c7",
+        b"a2",
+        b"b5",
+        b"a3",
+        b"b6",
+    ]
+
+
+def test_priorities_come_before_turns() -> None:
+    line = WaitingLine()
+    for seq_id, (tenant, priority) in enumerate([("a", 1), ("a", 1), ("b", 0), ("b", 1)]):
+        line.join(waiting(seq_id, priority, tenant))
+    assert ids(line) == [0, 3, 1, 2]
+
+
+@settings(max_examples=50)
+@given(arrivals=st.lists(st.sampled_from("aaaaabbc"), max_size=60), num_taken=st.integers(0, 20))
+def test_whoever_has_some_waiting_is_never_more_than_one_start_behind(arrivals: list[str], num_taken: int) -> None:
+    """Between two starts of one tenant every other that waits all the while has a start."""
+    line = WaitingLine()
+    for seq_id, tenant in enumerate(arrivals):
+        line.join(waiting(seq_id, tenant=tenant))
+        if seq_id % 3 == 0 and num_taken:
+            line.take(0)
+            num_taken -= 1
+        line.check()
+    starts: Counter[bytes] = Counter()
+    while len(line):
+        starts[line.take(0).tenant] += 1
+        counts = [starts[sequence.tenant] for sequence in line]
+        assert max(starts.values()) - min(counts, default=max(starts.values())) <= 2
+        line.check()
+
+
+@pytest.mark.parametrize("mode", BUILDS)
+def test_in_every_mode_a_tenant_with_one_request_doesnt_wait_for_all_of_another_ones(mode: str) -> None:
+    """One place; twenty of one tenant wait when the first of the other comes."""
+    sim = Simulator(BUILDS[mode](make_table(num_blocks=64), 1, 16))
+    for seq_id in range(20):
+        sim.add(SimRequest(seq_id=seq_id, prompt_len=4, max_tokens=2, tenant=b"a"))
+    sim.step()
+    sim.add(SimRequest(seq_id=20, prompt_len=4, max_tokens=2, tenant=b"b"))
+    while sim.traces[20].finish_reason is None:
+        sim.step()
+    assert sum(trace.finish_reason is FinishReason.LENGTH for trace in sim.traces.values()) <= 2
 
 
 def test_of_the_running_the_urgent_one_keeps_its_blocks() -> None:
