@@ -71,6 +71,9 @@ class Settings(BaseSettings):
         None, ge=1, description="most sequences running at once; default 16, cooperative: the chunk size"
     )
     max_queue: int = Field(128, ge=0, description="most sequences waiting; more get 503")
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="most sequences of one API key running or waiting; more get 429; default: all there are"
+    )
     max_connections: int | None = Field(
         None, ge=1, description="most connections open at once; more get 503; default: 512 more than --max-queue"
     )
@@ -245,10 +248,12 @@ def read_api_keys(settings: Settings) -> tuple[SecretStr, ...]:
     """Every key that clients may use: those of `api_key`, then those of `api_keys_file`; empty when none is asked for.
 
     Raises:
-        ConfigError: the file can't be read or holds no key.
+        ConfigError: the file can't be read or holds no key, or there is a limit for each key and no key.
     """
     path = settings.api_keys_file
     if path is None:
+        if settings.max_requests_per_key is not None and not settings.api_key:
+            raise ConfigError("--max-requests-per-key needs keys: --api-key, --api-keys-file", "--max-requests-per-key")
         return settings.api_key
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]

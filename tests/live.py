@@ -96,6 +96,7 @@ def fake_assembly(folder: Path, runner: FakeRunner, settings: Settings) -> Assem
             max_model_len=min(settings.max_model_len or runner.spec.max_position, runner.spec.max_position),
             cache_tokens=cache_tokens,
             max_live=core.scheduler.max_running + settings.max_queue,
+            max_live_per_tenant=settings.max_requests_per_key,
             eos_ids=runner.spec.eos_ids,
             max_request_s=settings.request_timeout_s,
         ),

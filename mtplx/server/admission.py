@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from mtplx.batching.state import StopRules
-from mtplx.errors import ContextLengthError, OverloadedError, RequestError
+from mtplx.errors import ContextLengthError, OverloadedError, RequestError, TooManyRequestsError
 from mtplx.sampling_params import SamplingParams
 
 
@@ -18,11 +18,12 @@ class Limits:
     cache_tokens: int  # a request that needs more could never run
     max_live: int  # running plus waiting sequences
     eos_ids: frozenset[int]
+    max_live_per_tenant: int | None = None  # of them those of one API key; None leaves all to any
     max_request_s: float | None = None  # from admission to the end of the answer; None leaves it open
 
     def unqueued(self) -> Limits:
         """The same without a bound on waiting requests, for callers in the same process."""
-        return replace(self, max_live=sys.maxsize)
+        return replace(self, max_live=sys.maxsize, max_live_per_tenant=None)
 
     def stop_rules(self, prompt_len: int, params: SamplingParams) -> StopRules:
         """Where an answer to a prompt of that many tokens ends; without `max_tokens` it may fill what room there is.
@@ -44,19 +45,25 @@ class Limits:
         """The seconds that a request has, which asks for `timeout_s`; None where neither it nor the server says."""
         return min((limit for limit in (timeout_s, self.max_request_s) if limit is not None), default=None)
 
-    def check_room(self, *, num_live: int, num_prompts: int, n: int) -> None:
+    def check_room(self, *, num_live: int, num_prompts: int, n: int, num_live_of_tenant: int = 0) -> None:
         """Counts choices, not requests: `n` for each prompt.
 
         Raises:
             RequestError: so many could never be held at once.
+            TooManyRequestsError: not now, the tenant has its share.
             OverloadedError: not now.
         """
         num_more = num_prompts * n
-        if num_more > self.max_live:
+        share = self.max_live if self.max_live_per_tenant is None else min(self.max_live, self.max_live_per_tenant)
+        if num_more > share:
             raise RequestError(
-                f"{num_prompts} prompts and n {n} make {num_more} answers at once, over this server's limit of "
-                f"{self.max_live}",
+                f"{num_prompts} prompts and n {n} make {num_more} answers at once, over this server's limit of {share}",
                 "n" if n > 1 else "prompt",
+            )
+        if self.max_live_per_tenant is not None and num_live_of_tenant + num_more > self.max_live_per_tenant:
+            raise TooManyRequestsError(
+                f"{num_live_of_tenant} sequences of this API key are running or waiting and {num_more} more are over "
+                f"its limit of {self.max_live_per_tenant}; try again later"
             )
         if num_live + num_more > self.max_live:
             raise OverloadedError(

@@ -80,7 +80,7 @@ def create_app(context: ServerContext) -> FastAPI:
 
 def _completion_routes(handlers: CompletionHandlers) -> APIRouter:
     router = APIRouter(tags=["completions"])
-    failures = errors(400, 401, 404, 413, 415, 500, 503, 504)
+    failures = errors(400, 401, 404, 413, 415, 429, 500, 503, 504)
     router.add_api_route(
         "/v1/chat/completions",
         handlers.create_chat_completion,
@@ -102,7 +102,7 @@ def _completion_routes(handlers: CompletionHandlers) -> APIRouter:
 
 def _responses_routes(handlers: TranslatedHandlers) -> APIRouter:
     router = APIRouter(tags=["responses"])
-    failures = errors(400, 401, 404, 413, 415, 500, 503)
+    failures = errors(400, 401, 404, 413, 415, 429, 500, 503)
     router.add_api_route(
         "/v1/responses",
         handlers.create_response,
@@ -121,7 +121,7 @@ def _messages_routes(handlers: TranslatedHandlers) -> APIRouter:
         handlers.create_message,
         methods=["POST"],
         response_class=JSONResponse,
-        responses={**json_or_events(MessageAnswer, MessageEvent, ""), **messages_errors(503, 529)},
+        responses={**json_or_events(MessageAnswer, MessageEvent, ""), **messages_errors(429, 503, 529)},
         openapi_extra=json_body(MessagesRequest),
     )
     router.add_api_route(

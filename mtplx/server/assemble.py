@@ -86,6 +86,7 @@ def assemble(settings: Settings) -> Assembly:
         max_model_len=max_model_len,
         cache_tokens=cache_tokens,
         max_live=core.scheduler.max_running + settings.max_queue,
+        max_live_per_tenant=settings.max_requests_per_key,
         eos_ids=spec.eos_ids,
         max_request_s=settings.request_timeout_s,
     )

@@ -78,7 +78,7 @@ class CompletionHandlers:
         check_model_name(body.model, self._context)
         check_cohort(body.cohort, self._context)
         params = body.sampling_params(self._context.spec)
-        self._context.streams.check_room(1, body.num_choices)  # before any work
+        self._context.streams.check_room(1, body.num_choices, tenant_of(request))  # before any work
         prompt = await self.chat_prompt(request, body)
         return await self._respond(request, body, [prompt], params, endpoint)
 
@@ -94,7 +94,8 @@ class CompletionHandlers:
         check_model_name(body.model, self._context)
         check_cohort(body.cohort, self._context)
         params = body.sampling_params(self._context.spec)
-        self._context.streams.check_room(len(body.prompts()), body.num_choices)  # before any work
+        num_prompts = len(body.prompts())
+        self._context.streams.check_room(num_prompts, body.num_choices, tenant_of(request))  # before any work
         prompts = await self.encode_all(request, body.prompts(), COMPLETIONS)
         if params.max_tokens is None:
             params = replace(params, max_tokens=self._default_max_tokens(params, prompts))
@@ -113,6 +114,7 @@ class CompletionHandlers:
         record.watch, record.params = watch, params
         grammar = await self._compile(request, params.grammar)
         terms = Terms(
+            tenant=tenant_of(request),
             cache_salt=tenant_of(request) + (body.cache_salt or "").encode(),
             cohort=(body.cohort or "").encode(),
             priority=body.priority or 0,

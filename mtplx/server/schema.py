@@ -17,6 +17,7 @@ _ERRORS = {
     404: "no such model",
     413: "the body is too large",
     415: "the body isn't JSON",
+    429: "this API key has its share of the queue (try again after `Retry-After` seconds)",
     500: "generation failed",
     503: "the queue is full (try again after `Retry-After` seconds), or the engine is not running",
     504: "the request's time was over before it had a token",

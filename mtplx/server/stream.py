@@ -32,10 +32,11 @@ class Terms:
     """How a request stands among the others; no token of its answer depends on it.
 
     It shares the computation of equal beginnings with requests of the same `cache_salt`, and with no other. Of these it
-    shares drafts with the `cohort`, where the mode has cohorts. Of those that wait, higher priorities start first.
-    After `timeout_s` it ends with what it has.
+    shares drafts with the `cohort`, where the mode has cohorts. Of those that wait, higher priorities start first, and
+    among equals tenants take turns. After `timeout_s` it ends with what it has.
     """
 
+    tenant: bytes = b""
     cache_salt: bytes = b""
     cohort: bytes = b""
     priority: int = 0
@@ -103,6 +104,7 @@ class _Live:
     stream: RequestStream
     text: ChoiceText
     progress: _Progress
+    tenant: bytes
 
 
 class Streams:
@@ -150,16 +152,18 @@ class Streams:
         """Monotonic clock at the start of the step in progress, None between steps."""
         return self._read_step_start()
 
-    def check_room(self, num_prompts: int, n: int) -> None:
+    def check_room(self, num_prompts: int, n: int, tenant: bytes = b"") -> None:
         """Raises as `open_many` would for so many prompts now; admits nothing, so asking before any work costs nothing.
 
         Raises:
             RequestError: so many choices could never be held at once.
+            TooManyRequestsError: not now, the tenant has its share.
             OverloadedError: not now.
             EngineDeadError: the engine has ended or is shutting down.
         """
         self._check_open()
-        self._limits.check_room(num_live=len(self._live), num_prompts=num_prompts, n=n)
+        of_tenant = sum(entry.tenant == tenant for entry in self._live.values())
+        self._limits.check_room(num_live=len(self._live), num_prompts=num_prompts, n=n, num_live_of_tenant=of_tenant)
 
     def open(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, *, continues: bool = False
@@ -190,7 +194,7 @@ class Streams:
         """
         self._check_open()
         all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
-        self.check_room(len(prompts), n)
+        self.check_room(len(prompts), n, terms.tenant)
         seed = secrets.randbelow(2**53) if params.seed is None else params.seed
         timeout_s = self._limits.time_of(terms.timeout_s)
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
@@ -208,6 +212,7 @@ class Streams:
                 cache_salt=terms.cache_salt,
                 cohort=terms.cohort,
                 priority=terms.priority,
+                tenant=terms.tenant,
                 deadline_s=deadline_s,
                 grammar=grammar,
             )
@@ -266,7 +271,7 @@ class Streams:
         for choice, seq_id in enumerate(seq_ids):
             stop_ids = submit.stops.stop_ids
             text = ChoiceText(choice, self._tokenizer, submit.params, stop_ids, continues=continues, reading=reading)
-            self._live[seq_id] = _Live(stream, text, progress)  # registered before it is submitted
+            self._live[seq_id] = _Live(stream, text, progress, submit.tenant)  # registered before it is submitted
         request = seq_ids[0] if n > 1 else None
         for choice, seq_id in enumerate(seq_ids):
             self._send(replace(submit, seq_id=seq_id, choice=choice, request=request))

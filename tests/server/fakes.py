@@ -120,7 +120,7 @@ class FakeStreams:
     opened: list[Opened] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
 
-    def check_room(self, num_prompts: int, n: int) -> None:
+    def check_room(self, num_prompts: int, n: int, tenant: bytes = b"") -> None:
         """Asked before any work, about nothing but room: only the server's own trouble is said here."""
         if isinstance(self.refusal, ServerError):
             raise self.refusal

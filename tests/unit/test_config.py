@@ -77,6 +77,7 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "kv_cache_tokens": plain("kv_cache_tokens", 1024, 2048),
     "decode_batch_max": plain("decode_batch_max", 1, 32),
     "max_queue": plain("max_queue", 0, 7),
+    "max_requests_per_key": plain("max_requests_per_key", 1, 8),
     "max_connections": plain("max_connections", 1, 4096),
     "receive_timeout_s": plain("receive_timeout_s", 0.5, 60.0),
     "send_timeout_s": plain("send_timeout_s", 0.5, 60.0),
