@@ -71,7 +71,7 @@ def assemble(settings: Settings) -> Assembly:
     head = load_head(settings.draft_head, model, spec)
     resolve_mode(settings, max_draft_depth=_depth_in_sight(settings, choice, spec, head))  # before weights are read
     tokenizer = Tokenizer.load(model.path)
-    chat_template = ChatTemplate.load(model.path)
+    chat_template = ChatTemplate.load(model.path, is_trusted=False)
     max_model_len = _max_model_len(settings, spec)
     runner = _load_runner(choice, model, settings, max_model_len, head)
     weights_sha256 = _weights_sha256(model, runner.info)

@@ -29,6 +29,7 @@ from mtplx.server.protocol_completions import DEFAULT_MAX_TOKENS, CompletionRequ
 from mtplx.server.sse import CHUNKS, EventStreamResponse, EventStyle
 from mtplx.server.stream import RequestStream, Terms
 from mtplx.telemetry.metrics import HttpMetrics
+from mtplx.text.chat import Message, is_large
 from mtplx.text.grammar import CompiledGrammar
 
 LONG_TEXT_CHARACTERS = 8192  # encoding more than this would hold up every other request; a thread costs less
@@ -84,9 +85,17 @@ class CompletionHandlers:
 
     async def chat_prompt(self, request: Request, body: ChatCompletionRequest) -> TokenIds:
         """The token ids that the model is asked with."""
-        text = self._context.chat_template.render(body.template_messages())
+        text = await self.render(request, body.template_messages())
         (prompt,) = await self.encode_all(request, [text], CHAT)
         return prompt
+
+    async def render(self, request: Request, messages: Sequence[Message]) -> str:
+        """A conversation as text; a large one on a thread, for as long as the client is there."""
+        render = self._context.chat_template.render
+        if not is_large(messages):
+            return render(messages)
+        rendering = anyio.to_thread.run_sync(render, messages, limiter=self._long_encodes)
+        return await until_disconnect(rendering, request.receive)
 
     async def create_completion(self, request: Request) -> Response:
         """Continues one or more prompts."""

@@ -32,7 +32,7 @@ class TokenHandlers:
             text, endpoint = body.prompt or "", COMPLETIONS
         else:
             messages = [message.for_template() for message in body.messages]
-            text, endpoint = self._context.chat_template.render(messages), CHAT
+            text, endpoint = await self._completions.render(request, messages), CHAT
         endpoint = replace(endpoint, adds_special_tokens=body.adds_special_tokens)
         (tokens,) = await self._completions.encode_all(request, [text], endpoint)
         spell = self._context.tokenizer.token

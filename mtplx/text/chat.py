@@ -5,27 +5,23 @@ Has its own small renderer: transformers' is the same in effect, and costs half 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2 import TemplateSyntaxError, nodes
 
 from mtplx.errors import ModelError, RequestError
+from mtplx.text.apart import OVER_LIMIT, render_apart
+from mtplx.text.sandbox import chat_environment, render
 from mtplx.text.tokenizer import named_tokens, read_tokenizer_config
 
 Message = Mapping[str, Any]
 
+MAX_PARTS_HERE = 256
+MAX_CHARACTERS_HERE = 2**18
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-# What Python raises when a template works on data of the wrong shape; RecursionError is a RuntimeError.
-_PYTHON_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class ChatTemplate:
@@ -44,7 +40,7 @@ class ChatTemplate:
         """
         self._source = source
         self._special_tokens = dict(special_tokens)
-        environment = _environment(now)
+        environment = chat_environment(now)
         try:
             self._template = None if source is None else environment.from_string(source)
             self._names = frozenset() if source is None else _names_in(environment.parse(source))
@@ -54,11 +50,13 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template can't be compiled: {error}") from error
 
     @classmethod
-    def load(cls, folder: Path) -> ChatTemplate:
+    def load(cls, folder: Path, *, is_trusted: bool = True) -> ChatTemplate:
         """Reads chat_template.jinja, or else the template in tokenizer_config.json; a model may have neither.
 
+        One that isn't trusted is compiled and rendered in a process of its own before it is here.
+
         Raises:
-            ModelError: a file can't be read, or the template isn't valid.
+            ModelError: a file can't be read, the template isn't valid, or it takes too long for a few words.
         """
         config = read_tokenizer_config(folder)
         path = folder / "chat_template.jinja"
@@ -66,6 +64,8 @@ class ChatTemplate:
             source = path.read_text(encoding="utf-8") if path.exists() else _default_source(config.get("chat_template"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} can't be read: {error}") from error
+        if source is not None and not is_trusted:
+            _try_apart(source, named_tokens(config))
         return cls(source, named_tokens(config))
 
     @property
@@ -78,28 +78,23 @@ class ChatTemplate:
         The text holds the special tokens that the model wants, bos included: encode it without adding more.
 
         Raises:
-            RequestError: the model has no template, a message is malformed, or the template refuses the messages.
+            RequestError: the model has no template, a message is malformed, or the template refuses the messages, or
+                takes too long for them.
         """
-        if self._template is None:
+        if self._template is None or self._source is None:
             raise RequestError("this model has no chat template, so it takes no messages; use completions", "messages")
         chat = normalize_messages(messages)
         self._fit(chat)
-        try:
-            return self._template.render(
-                {
-                    **self._special_tokens,
-                    "messages": chat,
-                    "tools": None,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
-        except _RefusedError as error:
-            raise RequestError(
-                f"the model's chat template refuses these messages: {error!s:.300}", "messages"
-            ) from error
-        except (TemplateError, *_PYTHON_ERRORS) as error:
-            raise RequestError("the model's chat template can't render these messages", "messages") from error
+        values = {
+            **self._special_tokens,
+            "messages": chat,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if is_large(messages):
+            return render_apart(self._source, values)
+        return render(self._template, values)
 
     def _fit(self, chat: list[dict[str, Any]]) -> None:
         """Adapts messages to what the template reads; a field that it never reads is refused, not dropped."""
@@ -109,6 +104,15 @@ class ChatTemplate:
             for key in message:
                 if key not in ("role", "content") and key not in self._names:
                     raise RequestError(f"this model's chat template has no {key}", f"messages.{index}.{key}")
+
+
+def is_large(messages: Sequence[Message]) -> bool:
+    """Whether rendering them could take a while: a template may loop over all of them in a loop over all of them.
+
+    Then they are rendered in a process of their own, for which the caller should wait on a thread.
+    """
+    num_parts = sum(1 + len(message.get("tool_calls") or ()) for message in messages)
+    return num_parts > MAX_PARTS_HERE or sum(map(_num_characters, messages)) > MAX_CHARACTERS_HERE
 
 
 def normalize_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -122,6 +126,24 @@ def normalize_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if not messages:
         raise RequestError("messages must not be empty", "messages")
     return [_normalize(message, f"messages.{index}") for index, message in enumerate(messages)]
+
+
+def _try_apart(source: str, special_tokens: Mapping[str, str]) -> None:
+    """Raises: ModelError: not even a few words can be rendered within the limits."""
+    few_words = [{"role": "user", "content": "Hello."}]
+    values = {**special_tokens, "messages": few_words, "tools": None, "documents": None, "add_generation_prompt": True}
+    try:
+        render_apart(source, values)
+    except RequestError as error:
+        if error.code == OVER_LIMIT:  # what else is wrong shows when it is compiled, or in each request
+            raise ModelError(f"{error}: not even for a few words") from None
+
+
+def _num_characters(message: Message) -> int:
+    content = message.get("content")
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(str(part)) for part in content) if isinstance(content, list | tuple) else 0
 
 
 def _normalize(message: Message, path: str) -> dict[str, Any]:
@@ -180,76 +202,3 @@ def _names_in(template: nodes.Template) -> frozenset[str]:
     attributes = {node.attr for node in template.find_all(nodes.Getattr)}
     constants = {node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)}
     return frozenset(attributes | constants)
-
-
-class _RefusedError(TemplateError):
-    """What a template says against the messages."""
-
-
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    """What a chat template may use, as transformers defines it; without a loader, so that it reaches no file."""
-
-    def strftime_now(format_string: str) -> str:
-        return now().strftime(format_string)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {
-        "dict": _dict,
-        "namespace": _namespace,
-        "raise_exception": _raise_exception,
-        "strftime_now": strftime_now,
-    }
-    return environment
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's tokens for trainers; here it renders its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - as the base class declares it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class _SafeNamespace(Namespace):
-    """Refuses attributes that begin with an underscore: the way from a namespace to Python's internals."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_public(name)
-        super().__setitem__(name, value)
-
-
-def _namespace(*args: Any, **kwargs: Any) -> Namespace:
-    attributes = dict(*args, **kwargs)
-    for name in attributes:
-        _check_public(name)
-    return _SafeNamespace(attributes)
-
-
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """A function, since the type itself offers more than a template needs."""
-    return dict(*args, **kwargs)
-
-
-def _check_public(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError("a chat template may not set private attributes")
-
-
-def _raise_exception(message: str) -> None:
-    raise _RefusedError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter would escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
