@@ -98,6 +98,7 @@ class Engine:
         params = params or SamplingParams()
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
         self._check_ids([*params.logit_bias, *params.stop_token_ids], "logit_bias and stop_token_ids")
+        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
         grammar = self._assembly.grammars.compile(params.grammar) if params.grammar else None
         streams = self._streams.open_many(
             encoded, params, n, continues=True, terms=self._terms(**terms), grammar=grammar

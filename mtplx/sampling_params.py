@@ -48,6 +48,8 @@ class SamplingParams:
     `draft_depth` caps the tokens guessed ahead, for speed alone: no answer depends on it; None leaves it to the server.
     `seed` None means that a random one is drawn at admission and reported. `logprobs` None means none are wanted, 0 the
     chosen token's alone, k also the k likeliest; `prompt_logprobs` the same of the prompt's tokens but the first.
+    `bad_words` are banned as the tokens that spell them, which are added to `banned_runs` at admission: of each run the
+    last token can't come where the answer ends with those before it. `allowed_token_ids` None allows all.
     `max_tokens` None means up to the context limit, 0 nothing but the prompt's scores. `top_k` 0 and `top_p` 1.0 and
     `min_p` 0.0 keep every token. Under a `grammar` the answer ends where that ends, so `min_tokens` only holds as long
     as the grammar can go on.
@@ -72,6 +74,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    bad_words: tuple[str, ...] = ()
+    banned_runs: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     draft_depth: int | None = None
     grammar: Grammar | None = None
 
@@ -91,12 +98,17 @@ class SamplingParams:
         _in_range("draft_depth", self.draft_depth, 0, MAX_DRAFT_DEPTH)
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
-        if isinstance(self.stop, str):
-            raise RequestError("stop is a tuple of strings, here", "stop")  # its characters would be taken one by one
+        for name, texts in (("stop", self.stop), ("bad_words", self.bad_words)):
+            if isinstance(texts, str):
+                raise RequestError(f"{name} is a tuple of strings, here", name)  # it would be taken letter by letter
+            if any(not text.strip() if name == "bad_words" else not text for text in texts):
+                raise RequestError(f"{name} must not hold an empty string", name)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids must not be empty: nothing could be answered", "allowed_token_ids")
+        if not all(self.banned_runs):
+            raise RequestError("banned_runs must not hold an empty one", "banned_runs")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop")
-        if any(not text for text in self.stop):
-            raise RequestError("stop must not hold an empty string", "stop")
         if self.grammar is not None and self.ignore_eos:
             raise RequestError("ignore_eos: an answer under a grammar ends where the grammar does", "ignore_eos")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

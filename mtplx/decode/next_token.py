@@ -57,6 +57,8 @@ def is_plain_greedy(params: SamplingParams, num_emitted: int) -> bool:
         and not params.logit_bias
         and num_emitted >= params.min_tokens
         and params.grammar is None
+        and not params.banned_runs
+        and params.allowed_token_ids is None
     )
 
 

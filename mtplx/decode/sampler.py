@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx.batching.state import Row, RowOutcome, StepPlan
+from mtplx.decode.bans import listed_bans
 from mtplx.decode.history import History
 from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
 from mtplx.decode.matcher import Matcher
@@ -68,13 +69,17 @@ class Sampler:
         `grammar` is that of `params`, compiled for this vocabulary.
 
         Raises:
-            RequestError: logit_bias names an id outside the vocabulary.
+            RequestError: logit_bias or allowed_token_ids name an id outside the vocabulary.
         """
         assert seq_id not in self._entries, f"sequence {seq_id} was added before"
         assert (grammar is None) == (params.grammar is None), "a grammar is compiled before it is asked for"
-        for token_id in params.logit_bias:
-            if not 0 <= token_id < self._vocab_size:
-                raise RequestError(f"logit_bias: token id {token_id} is not below {self._vocab_size}", "logit_bias")
+        for param, token_ids in (
+            ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+        ):
+            for token_id in token_ids:
+                if not 0 <= token_id < self._vocab_size:
+                    raise RequestError(f"{param}: token id {token_id} is not below {self._vocab_size}", param)
         stops = np.array(sorted(i for i in stop_ids if 0 <= i < self._vocab_size), dtype=np.int64)
         history = History.of_prompt(prompt_ids, params, self._vocab_size)
         matcher = None if grammar is None else Matcher.of(grammar)
@@ -217,8 +222,12 @@ class SamplerEntry:
         """What can't be drawn at the next position. Another ban adds its ids here."""
         may_end = self.history.num_emitted >= self.params.min_tokens
         if self.matcher is not None:
-            return self.matcher.banned_ids(vocab_size, self.stop_ids, may_end=may_end)
-        return self.stop_ids[:0] if may_end else self.stop_ids
+            banned_ids = self.matcher.banned_ids(vocab_size, self.stop_ids, may_end=may_end)
+        else:
+            banned_ids = self.stop_ids[:0] if may_end else self.stop_ids
+        if self.params.banned_runs or self.params.allowed_token_ids is not None:
+            return np.concatenate((banned_ids, listed_bans(self.params, self.history, vocab_size)))
+        return banned_ids
 
 
 def _first_lines(plan: StepPlan) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.server.choice_text import Delta
+from mtplx.server.prompt_shapes import Echo
 from mtplx.server.responses import Metrics, Usage
 from mtplx.text.tokenizer import Tokenizer
 from mtplx.text.tools.parts import CallArguments, CallBegin, CallEnd, Part, Reasoning, Text
@@ -38,6 +39,11 @@ class AnswerParts:
     has_logprobs: bool
     has_token_ids: bool
     has_usage: bool  # counts in a stream's last chunk
+    has_running_usage: bool = False  # and in every other
+    has_prompt_scores: bool = False  # whatever they are for
+    has_prompt_logprobs: bool = False  # told of each prompt by themselves
+    echo: Echo | None = None
+    skips_special_tokens: bool = True
     has_thoughts: bool = False  # that are told from the answer, and counted
 
 
@@ -67,6 +73,7 @@ class Choice:
     num_reasoning_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # one list for all choices of a prompt
     finish_reason: str | None = None
     stop_string: str | None = None  # that ended it
     num_draft_tokens: int = 0
@@ -146,11 +153,12 @@ def make_choices(parts: AnswerParts) -> list[Choice]:
     Example: two prompts, three choices each
         prompt 0 has choices 0, 1, 2 and prompt 1 has choices 3, 4, 5
     """
-    return [
-        Choice(prompt_number * parts.num_choices + index, prompt_ids)
-        for prompt_number, prompt_ids in enumerate(parts.prompts)
-        for index in range(parts.num_choices)
-    ]
+    choices = []
+    for prompt_number, prompt_ids in enumerate(parts.prompts):
+        scores: list[TokenLogprobs] = []
+        first = prompt_number * parts.num_choices
+        choices += [Choice(first + index, prompt_ids, prompt_logprobs=scores) for index in range(parts.num_choices)]
+    return choices
 
 
 def usage_of(parts: AnswerParts, choices: Sequence[Choice]) -> Usage:

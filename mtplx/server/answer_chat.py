@@ -10,6 +10,7 @@ from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.logprob_shapes import chat_logprobs
 from mtplx.server.message_parts import chat_deltas, chat_finish_reason, chat_message
+from mtplx.server.prompt_shapes import prompt_logprobs
 from mtplx.server.responses import (
     ChatChoice,
     ChatChunkChoice,
@@ -75,6 +76,9 @@ class ChatAnswer:
         }
         if self._parts.has_token_ids:
             answer["prompt_token_ids"] = list(self._parts.prompts[0])
+        if self._parts.has_prompt_logprobs:
+            first = choices[0]
+            answer["prompt_logprobs"] = prompt_logprobs(self._parts.tokenizer, first.prompt_ids, first.prompt_logprobs)
         return answer
 
     def _whole_choice(self, choice: Choice) -> ChatChoice:

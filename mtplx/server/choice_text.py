@@ -62,11 +62,17 @@ class ChoiceText:
     ) -> None:
         self.index = index
         shown_ids = frozenset() if reading is None else tokenizer.token_ids(reading.markers)
-        self._detokenizer = Detokenizer(tokenizer, continues=continues, shown_ids=shown_ids)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            continues=continues,
+            shown_ids=shown_ids,
+        )
         self._reader = None if reading is None else AnswerReader(reading)
         self._stops = StopMatcher(params.stop)
         self._min_tokens = params.min_tokens
-        self._stop_ids = stop_ids
+        self._keeps_stop = params.include_stop_str_in_output
+        self._hidden_ids = frozenset() if self._keeps_stop else stop_ids  # what ends the answer is no part of it
         self._num_tokens = 0
 
     def push(self, output: SequenceOutput) -> Delta:
@@ -77,7 +83,7 @@ class ChoiceText:
         read = _Read()
         for count, token_id in enumerate(output.token_ids, 1):
             self._num_tokens += 1
-            found = self._match("" if token_id in self._stop_ids else self._detokenizer.push([token_id]))
+            found = self._match("" if token_id in self._hidden_ids else self._detokenizer.push([token_id]))
             is_done = self._read(found.text, read)
             if found.is_stopped or is_done:
                 return self._delta(read, output, count, FinishReason.STOP, found.stop)
@@ -89,7 +95,8 @@ class ChoiceText:
         return self._delta(read, output, len(output.token_ids), reason, found.stop)
 
     def _match(self, text: str) -> StopResult:
-        return self._stops.push(text, active=self._num_tokens >= self._min_tokens)
+        found = self._stops.push(text, active=self._num_tokens >= self._min_tokens)
+        return StopResult(found.text + found.stop, found.stop) if found.stop and self._keeps_stop else found
 
     def _read(self, text: str, read: _Read, *, is_token: bool = True) -> bool:
         """Adds a token's text to what has been read; True when the answer has ended with it."""

@@ -40,7 +40,7 @@ class Generation:
     async def write_to(self, writer: EventWriter) -> None:
         """Writes the answer in chunks as the tokens come; raises what a stream raises."""
         for chunk in self._answer.opening():
-            await writer.write(chunk)
+            await writer.write(self._with_usage(chunk))
         await all_of(self._write(number, writer) for number in range(len(self._streams)))
         for chunk in self._answer.closing(self._choices, usage_of(self._parts, self._choices)):
             await writer.write(chunk)
@@ -57,13 +57,35 @@ class Generation:
     async def _write(self, prompt_number: int, writer: EventWriter) -> None:
         async for choice, delta in self._deltas(prompt_number):
             for chunk in self._answer.chunks(choice, delta):
-                await writer.write(chunk)
+                await writer.write(self._with_usage(chunk))
+
+    def _with_usage(self, chunk: Any) -> Any:
+        if self._parts.has_running_usage:
+            chunk["usage"] = usage_of(self._parts, self._choices)
+        return chunk
 
     async def _deltas(self, prompt_number: int) -> AsyncIterator[tuple[Choice, Delta]]:
         """Each delta of one prompt with its choice, to which it has been added."""
-        first_choice = prompt_number * self._parts.num_choices
-        async for delta in self._streams[prompt_number]:
-            choice = self._choices[first_choice + delta.index]
+        async for choice, delta in self._scored(prompt_number):
             choice.add(delta)
-            self._on_delta(choice.number, delta)
             yield choice, delta
+
+    async def _scored(self, prompt_number: int) -> AsyncIterator[tuple[Choice, Delta]]:
+        """The same before it is added. What comes before the prompt's scores are there, where they are wanted, waits:
+
+        the first choice has them, and another may have its first token before.
+        """
+        stream, first_choice = self._streams[prompt_number], prompt_number * self._parts.num_choices
+        num_missing = len(stream.prompt_ids) - 1 if self._parts.has_prompt_scores else 0
+        held: list[tuple[Choice, Delta]] = []
+        async for delta in stream:
+            choice = self._choices[first_choice + delta.index]
+            choice.prompt_logprobs += delta.prompt_logprobs
+            self._on_delta(choice.number, delta)
+            held.append((choice, delta))
+            if len(choice.prompt_logprobs) >= num_missing:
+                for item in held:
+                    yield item
+                held.clear()
+        for item in held:  # the time was over before
+            yield item

@@ -23,9 +23,11 @@ from mtplx.server.context import ServerContext
 from mtplx.server.disconnect import until_disconnect
 from mtplx.server.error_bodies import MAX_ECHOED_CHARACTERS, answer_of
 from mtplx.server.generation import Generation
+from mtplx.server.prompt_shapes import Echo, echo_of
 from mtplx.server.protocol import UNSUPPORTED, GenerationRequest, check_token_ids
 from mtplx.server.protocol_chat import ChatCompletionRequest
 from mtplx.server.protocol_completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from mtplx.server.protocol_extended import ExtendedRequest
 from mtplx.server.sse import CHUNKS, EventStreamResponse, EventStyle
 from mtplx.server.stream import RequestStream, Terms
 from mtplx.telemetry.metrics import HttpMetrics
@@ -86,7 +88,7 @@ class CompletionHandlers:
     async def chat_prompt(self, request: Request, body: ChatCompletionRequest) -> TokenIds:
         """The token ids that the model is asked with."""
         text = await self.render(request, body.template_messages())
-        (prompt,) = await self.encode_all(request, [text], CHAT)
+        (prompt,) = await self._encode_of(request, body, [text], CHAT)
         return prompt
 
     async def render(self, request: Request, messages: Sequence[Message]) -> str:
@@ -105,18 +107,21 @@ class CompletionHandlers:
         params = body.sampling_params(self._context.spec)
         num_prompts = len(body.prompts())
         self._context.streams.check_room(num_prompts, body.num_choices, tenant_of(request))  # before any work
-        prompts = await self.encode_all(request, body.prompts(), COMPLETIONS)
+        prompts = await self._encode_of(request, body, body.prompts(), COMPLETIONS)
         if params.max_tokens is None:
             params = replace(params, max_tokens=self._default_max_tokens(params, prompts))
-        return await self._respond(request, body, prompts, params, COMPLETIONS)
+        echo = echo_of(body, prompts, self._context.tokenizer)
+        return await self._respond(request, body, prompts, params, COMPLETIONS, echo=echo)
 
     async def _respond(
         self,
         request: Request,
-        body: GenerationRequest,
+        body: ExtendedRequest,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         endpoint: Endpoint,
+        *,
+        echo: Echo | None = None,
     ) -> Response:
         watch = self._metrics.watch(endpoint.name, num_prompt_tokens=sum(map(len, prompts)))
         record = record_of(request)
@@ -130,7 +135,7 @@ class CompletionHandlers:
             timeout_s=body.timeout,
         )
         streams = self._open(prompts, params, body, endpoint, terms, grammar)
-        parts = self._parts(body, streams, params, endpoint.id_prefix)
+        parts = replace(self._parts(body, streams, params, endpoint.id_prefix), echo=echo)
         answer = endpoint.make_answer(parts)
         generation = Generation(streams, parts, answer, watch.on_delta)
         if body.stream:
@@ -181,7 +186,7 @@ class CompletionHandlers:
         return await until_disconnect(compiling, request.receive)
 
     def _parts(
-        self, body: GenerationRequest, streams: Sequence[RequestStream], params: SamplingParams, id_prefix: str
+        self, body: ExtendedRequest, streams: Sequence[RequestStream], params: SamplingParams, id_prefix: str
     ) -> AnswerParts:
         return AnswerParts(
             head=make_head(
@@ -196,7 +201,21 @@ class CompletionHandlers:
             has_logprobs=params.logprobs is not None,
             has_token_ids=bool(body.return_token_ids),
             has_usage=body.wants_usage_chunk,
+            has_running_usage=body.wants_running_usage,
+            has_prompt_scores=params.prompt_logprobs is not None,
+            has_prompt_logprobs=body.prompt_logprobs is not None,
+            skips_special_tokens=params.skip_special_tokens,
         )
+
+    async def _encode_of(
+        self, request: Request, body: ExtendedRequest, prompts: Sequence[Prompt], endpoint: Endpoint
+    ) -> list[TokenIds]:
+        """The prompts of a body as token ids, made as its fields ask for."""
+        if body.add_special_tokens is not None:
+            endpoint = replace(endpoint, adds_special_tokens=body.add_special_tokens)
+        encoded = await self.encode_all(request, prompts, endpoint)
+        last = body.truncate_prompt_tokens
+        return encoded if last is None else [token_ids[-last:] for token_ids in encoded]
 
     async def encode_all(self, request: Request, prompts: Sequence[Prompt], endpoint: Endpoint) -> list[TokenIds]:
         """All prompts as token ids; long texts in threads, for as long as the client is there."""

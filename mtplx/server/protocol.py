@@ -120,6 +120,7 @@ class StreamOptions(StrictModel):
     """What a stream carries besides the answer."""
 
     include_usage: bool | None = Field(None, description="a last chunk with the token counts and no choices")
+    continuous_usage_stats: bool | None = Field(None, description="the token counts so far in every chunk")
     include_obfuscation: Annotated[Any, Refused("chunks are never padded", (None, False))] = None
 
 
@@ -147,6 +148,7 @@ class GenerationRequest(StrictModel):
     stream: bool | None = Field(None, description="server-sent events instead of one body")
     stream_options: StreamOptions | None = Field(None, description="only together with stream")
     user: Annotated[str | None, Accepted("names the caller's user")] = None
+    metadata: Annotated[Metadata | None, Accepted("labels for stored answers, and none are stored")] = None
     top_k: int | None = Field(
         None, ge=-1, description="keep the k likeliest tokens; 0 or -1 keep all; default: the model's, else all"
     )
@@ -198,6 +200,10 @@ class GenerationRequest(StrictModel):
     @property
     def wants_usage_chunk(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def to_sampling_params(self, spec: ModelSpec, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The same wishes in the engine's words, with the model's own defaults filled in.

@@ -14,13 +14,13 @@ from mtplx.sampling_params import MAX_TOP_LOGPROBS, Grammar, SamplingParams
 from mtplx.server.protocol import (
     INVALID,
     Accepted,
-    Metadata,
     Refused,
     StrictModel,
     Worded,
     shape_of,
 )
-from mtplx.server.protocol_grammar import ResponseFormat, StructuredRequest
+from mtplx.server.protocol_extended import ExtendedRequest
+from mtplx.server.protocol_grammar import ResponseFormat
 
 MAX_MESSAGES = 4096
 NO_TOOLS = "tool calls are not implemented"
@@ -71,7 +71,7 @@ Messages = TypeAliasType(
 )
 
 
-class ChatCompletionRequest(StructuredRequest):
+class ChatCompletionRequest(ExtendedRequest):
     """A conversation to be answered."""
 
     messages: Messages = Field(description="the conversation so far")
@@ -82,7 +82,6 @@ class ChatCompletionRequest(StructuredRequest):
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="how many likeliest tokens beside each; needs logprobs"
     )
-    metadata: Annotated[Metadata | None, Accepted("labels for stored answers, and none are stored")] = None
     prompt_cache_key: Annotated[str | None, Accepted("a hint for routing")] = None
     safety_identifier: Annotated[str | None, Accepted("names the caller's user")] = None
     service_tier: Annotated[Any, Refused("there is one tier", (None, "auto", "default"))] = None
@@ -92,6 +91,10 @@ class ChatCompletionRequest(StructuredRequest):
     parallel_tool_calls: Annotated[Any, Refused(NO_TOOLS, (None, True))] = None
     functions: Annotated[Any, Refused(NO_TOOLS, (None, []))] = None
     function_call: Annotated[Any, Refused(NO_TOOLS, (None, "none", "auto"))] = None
+    echo: Annotated[Any, Refused("the conversation is not repeated in the answer", (None, False))] = None
+    chat_template: Annotated[Any, Refused("the model's own is used: one of a client could keep the server busy")] = None
+    documents: Annotated[Any, Refused("write them into a message", (None, []))] = None
+    mm_processor_kwargs: Annotated[Any, Refused(NO_AUDIO)] = None
     audio: Annotated[Any, Refused(NO_AUDIO)] = None
     modalities: Annotated[Any, Refused(NO_AUDIO, (None, ["text"]))] = None
     moderation: Annotated[Any, Refused("there is no moderation")] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Discriminator, FailFast, Field, Tag
@@ -10,8 +11,8 @@ from typing_extensions import TypeAliasType
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from mtplx.server.protocol import INVALID, MAX_CHOICES, Refused, TokenIds, shape_of
-from mtplx.server.protocol_grammar import StructuredRequest
+from mtplx.server.protocol import INVALID, MAX_CHOICES, UNSUPPORTED, Refused, TokenIds, shape_of
+from mtplx.server.protocol_extended import ExtendedRequest
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
@@ -40,7 +41,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(StructuredRequest):
+class CompletionRequest(ExtendedRequest):
     """One or more prompts to be continued."""
 
     prompt: Prompt = Field(
@@ -51,8 +52,14 @@ class CompletionRequest(StructuredRequest):
     logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="log-probability of every token and of so many likeliest"
     )
-    echo: Annotated[Any, Refused("the prompt is not repeated in the answer", (None, False))] = None
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="most tokens of the answer; 0 for those of the prompt alone, with echo or prompt_logprobs",
+    )
+    echo: bool | None = Field(None, description="the prompt comes before the answer, with logprobs of its tokens too")
     suffix: Annotated[Any, Refused("text can't be inserted before other text", (None, ""))] = None
+    prompt_embeds: Annotated[Any, Refused("give text or token ids")] = None
 
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """The prompts one by one, each a text or token ids."""
@@ -66,6 +73,13 @@ class CompletionRequest(StructuredRequest):
         """The engine's view of the request; raises RequestError for fields that contradict each other."""
         if self.best_of is not None and self.best_of != self.num_choices:
             raise RequestError(
-                f"best_of {self.best_of} is not supported: choices are not ranked, so it can only equal n", "best_of"
+                f"best_of {self.best_of} is not supported: choices are not ranked, so it can only equal n",
+                "best_of",
+                UNSUPPORTED,
             )
-        return self.to_sampling_params(spec, max_tokens=self.max_tokens, logprobs=self.logprobs)
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise RequestError("max_tokens 0 answers nothing: it needs echo or prompt_logprobs", "max_tokens")
+        params = self.to_sampling_params(spec, max_tokens=self.max_tokens, logprobs=self.logprobs)
+        if self.echo and self.logprobs is not None:
+            params = replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
+        return params

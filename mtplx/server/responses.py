@@ -87,6 +87,17 @@ class ToolCall(TypedDict):
     function: CalledFunction
 
 
+class PromptLogprob(TypedDict):
+    """Of one token at one place of a prompt; the likeliest there has rank 1. The fields are those of vLLM."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # one a token of the prompt, by token id; null for the first
+
+
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None  # null beside calls, where nothing else is said
@@ -119,6 +130,7 @@ class ChatCompletion(Answer):
     usage: Usage
     metrics: Metrics
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class FunctionDelta(TypedDict):
@@ -162,8 +174,8 @@ class CompletionLogprobs(TypedDict):
     """Parallel lists, one entry a token; `text_offset` counts characters of the choice's own text."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # null where nothing is known: the first token of an echoed prompt
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -174,6 +186,7 @@ class CompletionChoice(TypedDict):
     finish_reason: str | None
     prompt_token_ids: NotRequired[list[int]]
     token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(Answer):

@@ -20,6 +20,7 @@ from mtplx.server.admission import Limits
 from mtplx.server.choice_text import ChoiceText, Delta
 from mtplx.server.engine import Cancel, SequenceOutput, Submit
 from mtplx.telemetry.counters import EngineStatus
+from mtplx.text.bad_words import spellings
 from mtplx.text.grammar import CompiledGrammar
 from mtplx.text.reader import Reading
 from mtplx.text.tokenizer import Tokenizer
@@ -195,6 +196,9 @@ class Streams:
         self._check_open()
         all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
         self.check_room(len(prompts), n, terms.tenant)
+        if params.bad_words:
+            runs = (*params.banned_runs, *spellings(self._tokenizer, params.bad_words))
+            params = replace(params, banned_runs=runs)
         seed = secrets.randbelow(2**53) if params.seed is None else params.seed
         timeout_s = self._limits.time_of(terms.timeout_s)
         deadline_s = None if timeout_s is None else self._clock() + timeout_s

@@ -24,7 +24,22 @@ FUNCTION = {"name": "f", "parameters": {}}
 TOOL = {"type": "function", "function": FUNCTION}
 
 # A value that a client could really send, for every field that is refused.
+EXTENSION_WISHES: dict[str, Any] = {
+    "use_beam_search": True,
+    "length_penalty": 1.5,
+    "early_stopping": True,
+    "logits_processors": ["module.function"],
+    "return_tokens_as_token_ids": True,
+    "request_id": "r-1",
+    "kv_transfer_params": {"do_remote_decode": True},
+    "vllm_xargs": {"a": 1},
+}
 CHAT_WISHES: dict[str, Any] = {
+    **EXTENSION_WISHES,
+    "echo": True,
+    "chat_template": "{{ messages }}",
+    "documents": [{"text": "x"}],
+    "mm_processor_kwargs": {"fps": 1},
     "service_tier": "flex",
     "tools": [TOOL],
     "tool_choice": "required",
@@ -42,7 +57,7 @@ CHAT_WISHES: dict[str, Any] = {
     "verbosity": "low",
     "web_search_options": {},
 }
-COMPLETION_WISHES: dict[str, Any] = {"echo": True, "suffix": "the end"}
+COMPLETION_WISHES: dict[str, Any] = {**EXTENSION_WISHES, "suffix": "the end", "prompt_embeds": "AAAA"}
 MESSAGE_WISHES: dict[str, Any] = {
     "refusal": "no",
     "audio": {"id": "a"},
@@ -124,7 +139,8 @@ def test_what_only_looks_like_a_no_op_is_refused(server: FakeServer) -> None:
 def test_fields_that_ask_nothing_pass(server: FakeServer) -> None:
     accepted = {"user": "u", "metadata": {"a": "b"}, "prompt_cache_key": "k", "safety_identifier": "s"}
     assert chat(server, **accepted).status_code == 200
-    assert complete(server, user="u").status_code == 200
+    accepted = {"user": "u", "metadata": {"a": "b"}, "spaces_between_special_tokens": True}
+    assert complete(server, **accepted).status_code == 200
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -162,6 +178,19 @@ def test_fields_that_ask_nothing_pass(server: FakeServer) -> None:
         ({"stop": ["a", ""]}, "stop.1", "invalid_value"),
         ({"stop": ["a"] * 17}, "stop", "invalid_value"),
         ({"stop": 5}, "stop", "invalid_value"),
+        ({"bad_words": ["a", " "]}, "bad_words.1", "invalid_value"),
+        ({"bad_words": ["a" * 257]}, "bad_words.0", "invalid_value"),
+        ({"bad_words": ["a"] * 257}, "bad_words", "invalid_value"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
+        ({"allowed_token_ids": [260]}, "allowed_token_ids", "invalid_value"),
+        ({"allowed_token_ids": [256], "min_tokens": 1}, "allowed_token_ids", "invalid_value"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        ({"skip_special_tokens": 0}, "skip_special_tokens", "invalid_value"),
+        (
+            {"stream_options": {"continuous_usage_stats": 1}, "stream": True},
+            "stream_options.continuous_usage_stats",
+            "invalid_value",
+        ),
         ({"stop_token_ids": [1, -1]}, "stop_token_ids.1", "invalid_value"),
         ({"stop_token_ids": [999]}, "stop_token_ids", "invalid_value"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),

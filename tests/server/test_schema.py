@@ -88,13 +88,14 @@ GOOD_COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": [1, 2]},
     {"prompt": [[1], [2]]},
     {"prompt": "x", "echo": False},
+    {"prompt": "x", "echo": True, "max_tokens": 0},
 ]
 BAD_COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": []},
     {"prompt": [[]]},
     {"prompt": [1, "a"]},
     {"prompt": None},
-    {"echo": True},
+    {"echo": "yes"},
     {"suffix": "x"},
     {"logprobs": 21},
 ]
