@@ -76,9 +76,13 @@ def mixed_drafts(max_depth: int) -> Drafter:
 
 
 class FakeModel:
-    """Writes a plan's tokens to its cache slots, reads every history back from there, and verifies drafts."""
+    """Writes a plan's tokens to its cache slots, reads every history back from there, and verifies drafts.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    `forcer` guesses what a grammar would force after each row.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, forcer: Drafter | None = None) -> None:
+        self._forcer = forcer
         self._block_size = block_size
         self._slots = [EMPTY] * (num_blocks * block_size)
 
@@ -101,7 +105,8 @@ class FakeModel:
             if draft_id != emitted[-1]:
                 break
             emitted.append(next_token([*history, *emitted]))
-        return RowOutcome(tuple(emitted))
+        forced_ids = tuple(self._forcer([*history, *emitted])) if self._forcer else ()
+        return RowOutcome(tuple(emitted), forced_ids=forced_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +194,18 @@ class StepCost:
 class Simulator:
     """One scheduler, one fake model, one clock. Checks the table after every operation, and that every step moves."""
 
-    def __init__(self, scheduler: Scheduler, *, drafter: Drafter | None = None, cost: StepCost | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        drafter: Drafter | None = None,
+        forcer: Drafter | None = None,
+        cost: StepCost | None = None,
+    ) -> None:
         blocks = scheduler.table.blocks
         self.scheduler = scheduler
         self.table = scheduler.table
-        self.model = FakeModel(blocks.num_total, blocks.block_size)
+        self.model = FakeModel(blocks.num_total, blocks.block_size, forcer)
         self.traces: dict[int, Trace] = {}
         self.plans: list[StepPlan] = []
         self.draft_calls: list[list[DraftRequest]] = []

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from mtplx.batching.acceptance import AcceptanceBook
 from mtplx.batching.depth import DepthPolicy, DraftRow
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.speculation import MAX_DEPTH
@@ -21,6 +22,7 @@ _MIN_PRIMED = 256
 class Speculator:
     """Asks a head for the drafts of a step, within depth, answer, blocks and the cost of building the head's cache.
 
+    What a grammar forces is a draft too, wherever more of it is expected to be right than of the head's.
     A head's slot needs nothing but what the model has computed, so slots are built when drafts are wanted, not before:
     without drafts a head costs nothing. `prefill_chunk_tokens` bounds what is built at once; a sequence that is further
     behind has no drafts until it has caught up.
@@ -33,6 +35,8 @@ class Speculator:
         self._last_depths: dict[int, int] = {}
         self._why_not: str | None = None
         self._known: dict[int, None] = {}  # whom the policy has heard of, in that order
+        self._forced: dict[int, tuple[float, ...]] = {}  # whose drafts are forced in this step, and what is believed
+        self._forced_book: AcceptanceBook[None] = AcceptanceBook()
 
     @property
     def max_depth(self) -> int:
@@ -61,16 +65,24 @@ class Speculator:
         num_prefill_tokens: int = 0,
         max_drafts: int | None = None,
     ) -> None:
-        """Sets the drafts of sequences that will decode in this step, up to `max_drafts` in all; none without a head.
+        """Sets the drafts of sequences that will decode in this step, up to `max_drafts` in all.
 
         Those that prefill get their head's slots built on the way, if drafts are to be expected.
         """
         self._forget_gone(table)
-        if head is None:
+        self._find_forced(decoding, has_head=head is not None)
+        if head is None and not self._forced:
             return
-        rows = [DraftRow(sequence.seq_id, self._limit(sequence), num_unprimed(sequence)) for sequence in decoding]
+        rows = [self._row(sequence, self._forced.get(sequence.seq_id, ()), head) for sequence in decoding]
         depths = self.policy.choose(rows, num_prefill_tokens)
-        self._ask(table, head, decoding, depths, prefilling, max_drafts)
+        budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
+        for sequence, row, depth in zip(decoding, rows, depths, strict=True):
+            if row.made:
+                table.propose(sequence, sequence.forced_ids[: min(depth, budget)])
+                budget -= len(sequence.draft_ids)
+        if head is not None:
+            asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
+            self._ask(table, head, decoding, asked, prefilling, budget)
 
     def _ask(
         self,
@@ -79,11 +91,10 @@ class Speculator:
         decoding: Seq[Sequence],
         depths: Seq[int],
         prefilling: Seq[Sequence],
-        max_drafts: int | None,
+        budget: int,
     ) -> None:
         requests: list[DraftRequest] = []
         work = _Work(self._max_primed, table.blocks.block_size)
-        budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
         for sequence, depth in zip(decoding, depths, strict=True):
             depth = min(depth, budget)
             slots = work.take(sequence) if depth else None
@@ -110,8 +121,31 @@ class Speculator:
                 self._verified(sequence, row.num_drafts, len(outcome.token_ids) - 1)
 
     def _verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        if sequence.seq_id in self._forced:
+            self._forced_book.verified(None, num_drafts, num_accepted)
+            return
         self.policy.verified(sequence.seq_id, num_drafts, num_accepted)
         self._known[sequence.seq_id] = None
+
+    def _find_forced(self, decoding: Seq[Sequence], *, has_head: bool) -> None:
+        """Whose forced tokens are this step's drafts: those with more to be expected than of the head's guesses."""
+        self._forced = {}
+        for sequence in decoding:
+            limit = min(most_useful(sequence), self.policy.max_depth, len(sequence.forced_ids))
+            believed = self._forced_book.survivals(None, limit)
+            if believed and sum(believed) >= self._head_believed(sequence, has_head=has_head):
+                self._forced[sequence.seq_id] = tuple(believed)
+            elif limit:
+                self._forced_book.fade_common(0)
+
+    def _head_believed(self, sequence: Sequence, *, has_head: bool) -> float:
+        """How many of the head's drafts will be right, as is believed."""
+        return sum(self.policy.survivals(sequence.seq_id, self._limit(sequence))) if has_head else 0.0
+
+    def _row(self, sequence: Sequence, made: tuple[float, ...], head: DraftHead | None) -> DraftRow:
+        """`made`: what is believed of drafts that need no head."""
+        limit = self._limit(sequence) if head is not None else 0
+        return DraftRow(sequence.seq_id, max(limit, len(made)), num_unprimed(sequence), made)
 
     def _forget_gone(self, table: SequenceTable) -> None:
         for seq_id in [seq_id for seq_id in self._known if table.get(seq_id) is None]:

@@ -55,6 +55,7 @@ def apply_outcome(sequence: Sequence, row: Row, outcome: RowOutcome) -> Sequence
         return None
     emitted, reason = cut(outcome.token_ids, sequence.num_emitted, sequence.stops)
     sequence.token_ids.extend(emitted)
+    sequence.forced_ids = outcome.forced_ids
     return SequenceEvent(row.seq_id, emitted, reason, num_cached=sequence.num_cached)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from mtplx.batching.cohorts import Cohorts
-from mtplx.batching.depth import DepthPolicy, DraftRow
-from mtplx.batching.drafting import DraftHead, Speculator, most_useful, num_unprimed
+from mtplx.batching.depth import DepthPolicy
+from mtplx.batching.drafting import DraftHead, Speculator, most_useful
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.speculation import MAX_DEPTH
 from mtplx.batching.state import Sequence
@@ -62,12 +62,14 @@ class SharedSpeculator(Speculator):
         """As `Speculator.draft`, with drafts also where there is no head. All who run must be members of cohorts."""
         self._forget_gone(table)
         self._why_not = None
+        self._find_forced(decoding, has_head=head is not None)
         offers = [self._offer(sequence, has_head=head is not None) for sequence in decoding]
-        rows = [self._row(sequence, offer, head) for sequence, offer in zip(decoding, offers, strict=True)]
+        rows = [self._row(sequence, offer.survivals, head) for sequence, offer in zip(decoding, offers, strict=True)]
         depths = self.policy.choose(rows, num_prefill_tokens)
         asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
         if head is not None:
-            self._ask(table, head, decoding, asked, prefilling, max_drafts)
+            budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
+            self._ask(table, head, decoding, asked, prefilling, budget)
         elif not any(row.made for row in rows):
             self._why_not = "no text of a cohort goes on from here, and there is no draft head"
         drafts = [
@@ -80,22 +82,20 @@ class SharedSpeculator(Speculator):
         self._propose(table, decoding, drafts, depths, max_drafts)
 
     def _offer(self, sequence: Sequence, *, has_head: bool) -> Draft:
-        """The cohort's own run, unless the head's is expected to be longer; nothing if there is none."""
+        """What is forced, or the cohort's own run, unless more is expected of the head; nothing without either."""
+        forced = self._forced.get(sequence.seq_id, ())
+        if forced:
+            return Draft(sequence.forced_ids[: len(forced)], forced)
         limit = min(most_useful(sequence), self.policy.max_depth)
         run = self._cohorts.find(sequence, (), limit)
         if run is None:
             return Draft()
         survivals = self._cohorts.survivals(sequence, run)
         offer = Draft(run.token_ids[: len(survivals)], tuple(survivals), run=run)
-        believed = self.policy.survivals(sequence.seq_id, self._limit(sequence)) if has_head else []
-        if offer.expected >= sum(believed) and offer.token_ids:
+        if offer.expected >= self._head_believed(sequence, has_head=has_head) and offer.token_ids:
             return offer
         self._cohorts.passed_over(sequence, run.match_len, 0)
         return Draft()
-
-    def _row(self, sequence: Sequence, offer: Draft, head: DraftHead | None) -> DraftRow:
-        limit = self._limit(sequence) if head is not None else 0
-        return DraftRow(sequence.seq_id, max(limit, len(offer.token_ids)), num_unprimed(sequence), offer.survivals)
 
     def _grown(self, sequence: Sequence) -> Draft:
         """The head's guesses, or a beginning of them and a run of the cohort's texts behind it if that is longer."""
@@ -136,6 +136,9 @@ class SharedSpeculator(Speculator):
 
     def _verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Each source learns from its own drafts: the index from those that the head's were right before."""
+        if sequence.seq_id in self._forced:
+            super()._verified(sequence, num_drafts, num_accepted)
+            return
         draft = self._drafts[sequence.seq_id]
         num_head = min(num_drafts, draft.num_head)
         if num_head:

@@ -63,6 +63,7 @@ class Sequence:
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
     draft_ids: list[int] = field(default_factory=list)  # guesses to be verified in the next step
+    forced_ids: tuple[int, ...] = ()  # guesses behind its last token, that its grammar makes
     num_served: int = 0  # turns it had, counted from the least of those it joined, for fairness
     num_overtaken: int = 0  # times a later arrival was admitted before it
     priority: int = 0  # who waits with a higher one starts first
@@ -182,11 +183,13 @@ class DraftRequest:
 class RowOutcome:
     """What the next-token function said for one row: the accepted drafts and one more token; empty inside a prompt.
 
-    `error` set means that this row has no token (NaN logits, a failed forward) and its sequence fails.
+    `error` set means that this row has no token (NaN logits, a failed forward) and its sequence fails. `forced_ids` are
+    what its grammar will hardly let be anything else behind them: good drafts, and no more than that.
     """
 
     token_ids: tuple[int, ...] = ()
     error: str | None = None
+    forced_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

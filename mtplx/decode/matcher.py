@@ -35,6 +35,10 @@ class Matcher:
         """Goes on by an emitted token."""
         self._matcher.consume_token(token_id)
 
+    def forced_ids(self, limit: int) -> tuple[int, ...]:
+        """Up to `limit` tokens that spell what must come next, as the tokenizer would; others may spell it too."""
+        return () if self._matcher.is_error() else tuple(self._matcher.compute_ff_tokens()[:limit])
+
     def banned_ids(self, vocab_size: int, stop_ids: npt.NDArray[np.int64], *, may_end: bool) -> npt.NDArray[np.int64]:
         """What can't come next, ascending. Where the grammar can end, all `stop_ids` may come.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from mtplx.batching.speculation import MAX_DEPTH
 from mtplx.batching.state import Row, RowOutcome, StepPlan
 from mtplx.decode.bans import listed_bans
 from mtplx.decode.history import History
@@ -47,9 +48,10 @@ class Sampler:
     Invariant: an entry's next position is the position of the next token that a plan asks for.
     """
 
-    def __init__(self, vocab_size: int, noisy_argmax: NoisyArgmax | None = None) -> None:
-        """`noisy_argmax` is by default the fastest one here."""
+    def __init__(self, vocab_size: int, noisy_argmax: NoisyArgmax | None = None, *, tells_forced: bool = False) -> None:
+        """`noisy_argmax` is by default the fastest one here; `tells_forced` for who makes drafts of what is forced."""
         self._vocab_size = vocab_size
+        self._tells_forced = tells_forced
         self._noisy_argmax = noisy_argmax or fastest_noisy_argmax()
         self._entries: dict[int, SamplerEntry] = {}
 
@@ -183,7 +185,8 @@ class Sampler:
             entry.append(token_id)
             if index < row.num_drafts and row.draft_ids[index] != token_id:
                 break
-        return SampledRow(RowOutcome(tuple(token_ids)), tuple(logprobs))
+        forced_ids = entry.matcher.forced_ids(MAX_DEPTH) if entry.matcher and self._tells_forced else ()
+        return SampledRow(RowOutcome(tuple(token_ids), forced_ids=forced_ids), tuple(logprobs))
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ class Cooperative:
         num_prefill_pending = sum(sequence.num_pending for sequence in leading)
         split = split_mixed(self._budget, len(phases.decoding), num_prefill_pending)
         decoding = phases.decoding[: split.num_decoding]
-        if self.speculator and head:
+        if self.speculator:
             self.speculator.draft(
                 self.table,
                 head,

@@ -111,7 +111,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.recorder = recorder or NullRecorder()
         self.counters = EngineCounters()
-        self._sampler = Sampler(runner.spec.vocab_size)
+        self._sampler = Sampler(runner.spec.vocab_size, tells_forced=scheduler.speculator is not None)
         self._clock = clock
         self._deadlines_s: dict[int, float] = {}
         self._num_failed_in_a_row = 0

@@ -33,7 +33,7 @@ class Serial:
         self.table.secure_next_tokens()
         self.table.admit(self.max_running)
         phases = split_phases(self.table.running)
-        if self.speculator and head:
+        if self.speculator:
             self.speculator.draft(self.table, head, phases.decoding, phases.prefilling)
         rows = [self.table.row(sequence, 1 + len(sequence.draft_ids)) for sequence in phases.decoding]
         shares = share_out(phases.prefilling, self._chunk_tokens)

@@ -83,13 +83,16 @@ def assert_true_answer(sim: Simulator, request: SimRequest) -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("mode", BUILDS)
 def test_thousands_of_random_operations(mode: str, drafter: str) -> None:
-    """Adds, steps, cancels (also between plan and commit), failing rows; caches from roomy to hardly enough for one."""
+    """Adds, steps, cancels (also between plan and commit), failing rows; caches from roomy to hardly enough for one.
+
+    In half of the loads a grammar forces tokens, or says so and is wrong.
+    """
     rng = random.Random(f"{mode} {drafter}")
     num_preemptions = 0
-    for _ in range(12):
+    for number in range(12):
         table = make_table(rng.randint(4, 40), rng.choice([1, 4, 16]), max_overtaken=rng.randint(0, 4))
         scheduler = BUILDS[mode](table, rng.randint(1, 6), rng.choice([1, 5, 16, 1000]))
-        sim = Simulator(scheduler, drafter=DRAFTERS[drafter])
+        sim = Simulator(scheduler, drafter=DRAFTERS[drafter], forcer=mixed_drafts(6) if number % 2 else None)
         requests: list[SimRequest] = []
         for _ in range(150):
             live = [request.seq_id for request in requests if table.get(request.seq_id) is not None]

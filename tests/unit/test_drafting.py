@@ -159,6 +159,85 @@ def test_a_budget_of_drafts_goes_to_the_first_rows() -> None:
     assert [len(sequence.draft_ids) for sequence in sequences] == [3, 1, 0]
 
 
+class TestForced:
+    """Drafts that a grammar makes: no head is asked for them, and none has to be there."""
+
+    def put(self, table: SequenceTable, seq_id: int, *forced_ids: int, cap: int | None = None) -> Sequence:
+        sequence = put(table, seq_id, prompt_len=4, max_tokens=20, cap=cap)
+        plan = StepPlan((table.row(sequence, 4),))
+        table.commit(plan, [RowOutcome((50,), forced_ids=forced_ids)])
+        return sequence
+
+    def step(self, table: SequenceTable, spec: Speculator, sequence: Sequence, *token_ids: int) -> None:
+        plan, outcomes = StepPlan((table.row(sequence, 1 + len(sequence.draft_ids)),)), [RowOutcome(token_ids)]
+        spec.commit(plan, outcomes, table)
+        table.commit(plan, outcomes)
+        table.check()
+
+    def test_what_is_forced_is_proposed_and_the_others_are_asked_of_the_head(self) -> None:
+        table, head, spec = make_table(), Head(), speculator(3)
+        forced, free = self.put(table, 0, 60, 61, 62, 63), self.put(table, 1)
+        spec.draft(table, head, [forced, free])
+        assert forced.draft_ids == [60, 61, 62], "no deeper than others"
+        assert [request.seq_id for request in head.requests if request.depth] == [1]
+        assert free.draft_ids == [90, 91, 92]
+
+    def test_they_need_no_head(self) -> None:
+        table, spec = make_table(), speculator(3)
+        forced, free = self.put(table, 0, 60), self.put(table, 1)
+        spec.draft(table, None, [forced, free])
+        assert (forced.draft_ids, free.draft_ids) == ([60], [])
+
+    def test_the_requests_cap_and_the_steps_budget_hold(self) -> None:
+        table, spec = make_table(), speculator(4)
+        first, second = self.put(table, 0, 60, 61, 62, cap=2), self.put(table, 1, 60, 61, 62)
+        spec.draft(table, None, [first, second], max_drafts=3)
+        assert (first.draft_ids, second.draft_ids) == ([60, 61], [60])
+
+    def test_a_head_of_which_more_is_expected_goes_first(self) -> None:
+        table, head, spec = make_table(), Head(), speculator(4)
+        sequence = self.put(table, 0, 60)
+        spec.draft(table, head, [sequence])
+        assert sequence.draft_ids == [90, 91, 92, 93]
+
+    def test_what_came_of_them_is_not_the_heads_doing(self) -> None:
+        table, spec = make_table(num_blocks=100), speculator(2)
+        sequence = self.put(table, 0, 60, 61)
+        before = spec.policy.survivals(0, 2)
+        spec.draft(table, None, [sequence])
+        self.step(table, spec, sequence, 60, 61, 70)
+        assert spec.policy.survivals(0, 2) == before
+        assert spec.last_depths == {0: 2}
+
+    def test_those_that_are_never_right_give_way_and_are_tried_again(self) -> None:
+        """The head has been right half of the time."""
+        table, head, spec = make_table(num_blocks=600), Head(), speculator(2)
+        for _ in range(60):
+            spec.policy.verified(0, 2, 1)
+        sequence = put(table, 0, prompt_len=4, max_tokens=2000)
+        run(table, sequence, 4, 50)
+        from_grammar = []
+        for _ in range(800):
+            sequence.forced_ids = (60, 61)
+            table.secure_next_tokens()
+            spec.draft(table, head, [sequence])
+            from_grammar.append(sequence.draft_ids == [60, 61])
+            is_right = sequence.draft_ids != [60, 61]
+            self.step(table, spec, sequence, *((90, 70) if is_right else (70,)))
+        assert from_grammar[0]
+        assert sum(from_grammar) < 10
+        assert any(from_grammar[100:])
+
+    def test_slots_that_were_left_out_meanwhile_are_built_later(self) -> None:
+        table, head, spec = make_table(), Head(), speculator(2)
+        sequence = self.put(table, 0, 60, 61)
+        spec.draft(table, head, [sequence])
+        assert not head.requests
+        self.step(table, spec, sequence, 60, 61, 70)
+        spec.draft(table, head, [sequence])
+        assert (head.requests[0].start, head.requests[0].token_ids) == (1, (11, 12, 13, 50, 60, 61, 70))
+
+
 class TestBlocks:
     def test_drafts_take_only_what_no_neighbour_needs_next(self) -> None:
         """Seven blocks of two: each holds two and may need one more, so one draft block is all there is."""

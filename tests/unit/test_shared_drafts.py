@@ -169,3 +169,15 @@ def test_a_limit_for_all_drafts_of_a_step_holds_for_texts() -> None:
     desk.believe(3, is_right=True)
     desk.speculator.draft(desk.table, desk.head, [desk.third], max_drafts=2)
     assert desk.third.draft_ids == [40, 41]
+
+
+def test_what_a_grammar_forces_goes_before_the_cohorts_texts_and_teaches_nobody() -> None:
+    desk = Desk(FixedDepth(4))
+    desk.believe(3, is_right=True)
+    desk.third.forced_ids = (60, 61)
+    assert desk.draft(desk.third, has_head=False) == [[60, 61]]
+    before = desk.cohorts.status()
+    desk.verify(desk.third, 60, 61, 40)
+    after = desk.cohorts.status()
+    assert (after.index, after.head) == (before.index, before.head)
+    assert desk.third.forced_ids == ()
