@@ -9,9 +9,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING
 
-from mtplx.errors import RequestError
+from mtplx.errors import OverloadedError, RequestError
 from mtplx.sampling_params import Grammar
 from mtplx.text.grammar_trial import NO_TEXT, Question, one_line, parser_limits, try_out
 from mtplx.text.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class GrammarCompiler:
         Raises:
             RequestError: it is wrong, unsatisfiable or too complex, or the model can't be held to any; `param` is the
                 grammar's.
+            OverloadedError: nothing came of it in a minute; it wasn't refused.
         """
         kept = self.kept(grammar)
         if kept is not None:
@@ -77,7 +79,11 @@ class GrammarCompiler:
         """The compiled grammar, or why there is none."""
         if not self._eos_ids:
             return "this model has no end-of-sequence token, so no answer could end where a grammar does"
-        verdict = try_out(Question(grammar.kind, grammar.source, self._special_tokens(), self._vocab_size))
+        question = Question(grammar.kind, grammar.source, self._special_tokens(), self._vocab_size)
+        try:
+            verdict = try_out(question)
+        except TimeoutExpired as error:
+            raise OverloadedError("this machine is too busy to compile a grammar; try again later") from error
         return verdict.refusal or self._over_tokens(verdict.grammar)
 
     def _over_tokens(self, source: str) -> CompiledGrammar | str:

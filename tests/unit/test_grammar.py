@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mtplx.errors import RequestError
+from mtplx.errors import OverloadedError, RequestError
 from mtplx.sampling_params import MAX_GRAMMAR_BYTES, Grammar, SamplingParams
 from mtplx.text import grammar as grammar_module
+from mtplx.text import grammar_trial
 from mtplx.text.grammar import MAX_KEPT, CompiledGrammar, GrammarCompiler
 from mtplx.text.grammar_trial import Question, Verdict
 from tests.fakes import EOS, VOCAB_SIZE, load_byte_tokenizer
@@ -81,6 +85,26 @@ def test_grammars_and_refusals_are_kept(compiler: GrammarCompiler, monkeypatch: 
         refusal(compiler, Grammar("regex", f"kept {number}"))
     refusal(compiler, Grammar("regex", "kept"))
     assert len(asked) == MAX_KEPT + 2, "the one that nobody asked for is forgotten"
+
+
+def test_a_machine_that_is_too_busy_refuses_nothing_for_good(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time_out(question: Question) -> Verdict:
+        raise subprocess.TimeoutExpired("a trial", 60.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_module, "try_out", time_out)
+        with pytest.raises(OverloadedError):
+            compiler.compile(Grammar("regex", "a busy day"))
+    assert accepts(compiler.compile(Grammar("regex", "a busy day")), "a busy day")
+
+
+def test_a_trial_that_cannot_be_made_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where llguidance is broken: then it isn't the grammar's fault."""
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(RuntimeError, match="can't be tried out"):
+        grammar_trial.try_out(Question("regex", "a", [], VOCAB_SIZE))
 
 
 @pytest.mark.parametrize(
