@@ -27,6 +27,7 @@ _PIECES = {
     BlockKind.REASONING: "response.reasoning_text",
     BlockKind.CALL: "response.function_call_arguments",
 }
+_CUT_BY = {"length": "max_output_tokens", "timeout": "timeout"}
 
 
 class ResponsesAnswer:
@@ -83,9 +84,9 @@ class ResponsesAnswer:
         return chat_logprobs(self._parts.tokenizer, entries[num_reasoning:])["content"]
 
     def _ended(self, blocks: Sequence[Block], finish_reason: str | None, usage: Usage) -> ResponseObject:
-        is_cut = finish_reason == "length"
-        response = self._with_items("incomplete" if is_cut else "completed", blocks)
-        response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+        cut_by = _CUT_BY.get(finish_reason or "")
+        response = self._with_items("incomplete" if cut_by else "completed", blocks)
+        response["incomplete_details"] = {"reason": cut_by} if cut_by else None
         response["usage"] = usage_of_response(usage)
         return response
 

@@ -18,7 +18,7 @@ from mtplx.server.protocol_messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from mtplx.server.protocol_translated import Fields, Names, Placed, chat_request, finished, joined
+from mtplx.server.protocol_translated import Fields, Names, Placed, chat_request, engine_fields, finished, joined
 
 _PATTERNS = {
     r"messages": "messages",
@@ -59,7 +59,7 @@ def _generation_fields(body: MessagesRequest) -> Fields:
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": body.top_k,
-        **body.engine_fields(),
+        **engine_fields(body),
     }
 
 

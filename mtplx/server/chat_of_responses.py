@@ -18,7 +18,7 @@ from mtplx.server.protocol_responses import (
     ReasoningItem,
     ResponsesRequest,
 )
-from mtplx.server.protocol_translated import Fields, Names, Placed, chat_request, finished, joined
+from mtplx.server.protocol_translated import Fields, Names, Placed, chat_request, engine_fields, finished, joined
 
 _PATTERNS = {
     r"messages": "input",
@@ -50,7 +50,7 @@ def chat_of_responses(body: ResponsesRequest) -> tuple[ChatCompletionRequest, Na
         **_logprob_fields(body),
         **_tool_fields(body),
         **_text_fields(body),
-        **body.engine_fields(),
+        **engine_fields(body),
     }
     return chat_request(fields, names), names
 

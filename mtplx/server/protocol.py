@@ -124,46 +124,12 @@ class StreamOptions(StrictModel):
     include_obfuscation: Annotated[Any, Refused("chunks are never padded", (None, False))] = None
 
 
-class GenerationRequest(StrictModel):
-    """The fields that chat and text completions share; null means absent everywhere."""
+class EngineFields(StrictModel):
+    """What every API takes beside its own fields, since it is about the engine and not about an API."""
 
-    model: str = Field(description="the served model's name; another is 404 model_not_found")
-    n: int | None = Field(
-        None, ge=1, le=MAX_CHOICES, description="choices per prompt, default 1; all count in the queue"
-    )
-    max_tokens: int | None = Field(None, ge=1, description="most tokens of the answer")
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="0 is greedy; default: the model's generation config, else 1"
-    )
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="keep the likeliest tokens up to this mass; default: the model's, else 1"
-    )
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="default 0; over the answer's tokens")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="default 0; over the answer's tokens")
-    logit_bias: LogitBias | None = Field(None, description="token id to a number added to its logit")
     seed: int | None = Field(
         None, ge=-(2**63), le=MAX_SEED, description="default: a random one; the answer reports the one used"
     )
-    stop: Stop | None = Field(None, description=f"up to {MAX_STOP_STRINGS} strings that end the answer; not in it")
-    stream: bool | None = Field(None, description="server-sent events instead of one body")
-    stream_options: StreamOptions | None = Field(None, description="only together with stream")
-    user: Annotated[str | None, Accepted("names the caller's user")] = None
-    metadata: Annotated[Metadata | None, Accepted("labels for stored answers, and none are stored")] = None
-    top_k: int | None = Field(
-        None, ge=-1, description="keep the k likeliest tokens; 0 or -1 keep all; default: the model's, else all"
-    )
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="keep tokens at least this likely beside the likeliest; default 0"
-    )
-    repetition_penalty: float | None = Field(
-        None,
-        ge=REPETITION_PENALTIES[0],
-        le=REPETITION_PENALTIES[1],
-        description="{} to {}, default 1; over prompt and answer".format(*REPETITION_PENALTIES),
-    )
-    min_tokens: int | None = Field(None, ge=0, description="no end before this many tokens; default 0")
-    ignore_eos: bool | None = Field(None, description="the model's end-of-sequence tokens don't end the answer")
-    stop_token_ids: TokenIds | None = Field(None, description="token ids that end the answer")
     draft_depth: int | None = Field(
         None,
         ge=0,
@@ -191,6 +157,45 @@ class GenerationRequest(StrictModel):
     timeout: float | None = Field(
         None, gt=0, description="seconds after which the answer ends with what it has; 504 if that is nothing"
     )
+
+
+class GenerationRequest(EngineFields):
+    """The fields that chat and text completions share; null means absent everywhere."""
+
+    model: str = Field(description="the served model's name; another is 404 model_not_found")
+    n: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="choices per prompt, default 1; all count in the queue"
+    )
+    max_tokens: int | None = Field(None, ge=1, description="most tokens of the answer")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="0 is greedy; default: the model's generation config, else 1"
+    )
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="keep the likeliest tokens up to this mass; default: the model's, else 1"
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="default 0; over the answer's tokens")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="default 0; over the answer's tokens")
+    logit_bias: LogitBias | None = Field(None, description="token id to a number added to its logit")
+    stop: Stop | None = Field(None, description=f"up to {MAX_STOP_STRINGS} strings that end the answer; not in it")
+    stream: bool | None = Field(None, description="server-sent events instead of one body")
+    stream_options: StreamOptions | None = Field(None, description="only together with stream")
+    user: Annotated[str | None, Accepted("names the caller's user")] = None
+    metadata: Annotated[Metadata | None, Accepted("labels for stored answers, and none are stored")] = None
+    top_k: int | None = Field(
+        None, ge=-1, description="keep the k likeliest tokens; 0 or -1 keep all; default: the model's, else all"
+    )
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="keep tokens at least this likely beside the likeliest; default 0"
+    )
+    repetition_penalty: float | None = Field(
+        None,
+        ge=REPETITION_PENALTIES[0],
+        le=REPETITION_PENALTIES[1],
+        description="{} to {}, default 1; over prompt and answer".format(*REPETITION_PENALTIES),
+    )
+    min_tokens: int | None = Field(None, ge=0, description="no end before this many tokens; default 0")
+    ignore_eos: bool | None = Field(None, description="the model's end-of-sequence tokens don't end the answer")
+    stop_token_ids: TokenIds | None = Field(None, description="token ids that end the answer")
     return_token_ids: bool | None = Field(None, description="token ids of prompt and choices in the answer")
 
     @property

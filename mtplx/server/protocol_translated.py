@@ -1,4 +1,4 @@
-"""What the APIs that are answered through chat completions have in common: our own fields, and names in errors."""
+"""What the APIs that are answered through chat completions have in common: turns joined, names in errors."""
 
 from __future__ import annotations
 
@@ -7,37 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import to_json
 
 from mtplx.errors import RequestError
-from mtplx.sampling_params import MAX_DRAFT_DEPTH, MAX_SEED
 from mtplx.server.error_bodies import request_error
-from mtplx.server.protocol import MAX_COHORT_CHARACTERS, MAX_SALT_CHARACTERS, StrictModel
+from mtplx.server.protocol import EngineFields
 from mtplx.server.protocol_chat import ChatCompletionRequest
 
 _MESSAGE = re.compile(r"messages\.(\d+)")
 
 Fields = dict[str, Any]  # of a chat request, or of a part of it
 Placed = tuple[str, Fields]  # the path of what a chat message was made of, and the message
-
-
-class EngineFields(StrictModel):
-    """This server's own fields, the same as those of chat completions."""
-
-    seed: int | None = Field(
-        None, ge=-(2**63), le=MAX_SEED, description="default: a random one; the answer reports the one used"
-    )
-    draft_depth: int | None = Field(None, ge=0, le=MAX_DRAFT_DEPTH, description="as in chat completions")
-    cache_salt: str | None = Field(
-        None, min_length=1, max_length=MAX_SALT_CHARACTERS, description="as in chat completions"
-    )
-    cohort: str | None = Field(
-        None, min_length=1, max_length=MAX_COHORT_CHARACTERS, description="as in chat completions"
-    )
-
-    def engine_fields(self) -> Fields:
-        return {name: getattr(self, name) for name in EngineFields.model_fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +67,11 @@ def chat_request(fields: Mapping[str, Any], names: Names) -> ChatCompletionReque
     except ValidationError as error:
         refusal = request_error(error.errors(include_url=False, include_context=False, include_input=False))
         raise names.of(refusal) from None
+
+
+def engine_fields(body: EngineFields) -> Fields:
+    """The engine's own fields, which are called the same everywhere."""
+    return {name: getattr(body, name) for name in EngineFields.model_fields}
 
 
 def joined(messages: Iterable[Placed], *, roles: Sequence[str]) -> list[Placed]:

@@ -181,6 +181,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(server: FakeServer) -> None:
         ({"finish_reason": FinishReason.STOP}, "end_turn", None),
         ({"finish_reason": FinishReason.STOP, "stop_string": "END"}, "stop_sequence", "END"),
         ({"finish_reason": FinishReason.LENGTH}, "max_tokens", None),
+        ({"finish_reason": FinishReason.TIMEOUT}, "timeout", None),
     ],
 )
 def test_why_an_answer_ended(tmp_path: Path, end: dict[str, Any], reason: str, sequence: str | None) -> None:

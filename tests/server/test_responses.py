@@ -194,11 +194,14 @@ def test_a_stream_is_the_whole_answer_in_pieces(server: FakeServer) -> None:
     assert same_answer(last["response"]) == same_answer(whole)
 
 
-def test_an_answer_that_was_cut_is_incomplete(tmp_path: Path) -> None:
-    script: list[Item] = [Delta(0, "ab", (1, 2), (), FinishReason.LENGTH)]
+@pytest.mark.parametrize(
+    ("ended", "reason"), [(FinishReason.LENGTH, "max_output_tokens"), (FinishReason.TIMEOUT, "timeout")]
+)
+def test_an_answer_that_was_cut_is_incomplete(tmp_path: Path, ended: FinishReason, reason: str) -> None:
+    script: list[Item] = [Delta(0, "ab", (1, 2), (), ended)]
     server = fake_server(tmp_path, FakeStreams(script=lambda *_: list(script)))
     whole = post(server).json()
-    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": reason})
     assert whole["output"][0]["status"] == "incomplete"
     *_, item_done, last = numbered(post(server, stream=True))
     assert (item_done["item"]["status"], last["type"]) == ("incomplete", "response.incomplete")
@@ -218,7 +221,7 @@ def test_logprobs_are_those_of_a_chat(server: FakeServer, fields: dict[str, Any]
 def test_fields_reach_the_engine(server: FakeServer) -> None:
     post(server, temperature=0.5, top_p=0.9, max_output_tokens=9, seed=-3, draft_depth=1, cache_salt="pepper")
     assert server.last.params == SamplingParams(temperature=0.5, top_p=0.9, max_tokens=9, seed=-3, draft_depth=1)
-    assert server.last.cache_salt == b"pepper"
+    assert server.last.terms.cache_salt == b"pepper"
 
 
 def test_a_schema_holds_the_answer(server: FakeServer) -> None:
