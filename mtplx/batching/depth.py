@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mtplx.batching.acceptance import AcceptanceBook
-from mtplx.batching.speculation import MAX_DEPTH, Costs, choose_depths
+from mtplx.batching.speculation import MAX_DEPTH, Costs, choose_depths, rate_of
 
 PROBE_SHARE = 0.01
 """The most of the time that may go into drafts which the costs speak against, made to see whether they still do."""
+
+PROBE_SHARE_OF_NONE = 0.005
+"""The same for steps without drafts where the costs speak for some."""
+
+_LEAST_GAIN = 0.1  # of a step: what drafts are taken to gain at least, so that steps without them stay rare
 
 _NO_ROOM = "no request had room or leave for a draft"
 
@@ -116,7 +121,8 @@ class AdaptiveDepth:
     """The depths that promise the most tokens a second, from running acceptance and measured costs.
 
     It never decides for good: from `PROBE_SHARE` of the time it saves up for a probe, which is one draft more than
-    chosen in the row that was probed longest ago. A probe spends all that was saved, so there are no bursts.
+    chosen in the row that was probed longest ago; and from `PROBE_SHARE_OF_NONE` for a step without drafts where some
+    were chosen, since nothing else says what that costs. A probe spends all that was saved, so there are no bursts.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -124,7 +130,7 @@ class AdaptiveDepth:
         self._book: AcceptanceBook[int] = AcceptanceBook()
         self._probed_at: dict[int, int] = {}  # by seq_id, in probes
         self._num_probes = 0
-        self._saved_s = 0.0
+        self._saved_s = self._saved_for_none_s = 0.0
         self._chose_drafts = True
         self._had_room = True
 
@@ -158,6 +164,10 @@ class AdaptiveDepth:
         self._fade(rows, depths)
         num_tokens = len(rows) + num_other_tokens + sum(depths)
         self._saved_s += PROBE_SHARE * self._costs.step.of(num_tokens)
+        self._saved_for_none_s += PROBE_SHARE_OF_NONE * self._costs.step.of(num_tokens)
+        if any(depths) and self._affords_none(rows, row_survivals, depths, num_other_tokens):
+            self._saved_for_none_s = 0.0
+            return [0] * len(rows)
         self._probe(rows, depths, num_tokens)
         return depths
 
@@ -189,6 +199,16 @@ class AdaptiveDepth:
             num_asked = 0 if row.made else depth
             if num_asked < row.limit:
                 self._book.fade(row.seq_id, num_asked)
+
+    def _affords_none(
+        self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int
+    ) -> bool:
+        """Whether what is saved pays for what this step's drafts gain; drafts that are made are never thrown away."""
+        if any(row.made for row in rows):
+            return False
+        step_s = self._costs.step.of(len(rows) + num_other_tokens)
+        gain_s = step_s - len(rows) / rate_of(depths, row_survivals, self._costs, num_other_tokens)
+        return self._saved_for_none_s >= max(gain_s, _LEAST_GAIN * step_s)
 
     def _probe(self, rows: Seq[DraftRow], depths: list[int], num_tokens: int) -> None:
         """Deepens one row by one draft if what is saved pays for it; changes `depths`."""

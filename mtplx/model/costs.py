@@ -30,15 +30,13 @@ def measure_costs(
     is thrown away. What real steps cost, with longer histories, is corrected while serving.
     """
     step_end_s = clock() + _STEP_SHARE * budget_s
+    drafting = drafting_runner(runner)
     runner.run(_plan(runner, 1))
     measured: dict[int, float] = {}
     for size in [size for size in _SIZES if size <= min(max_tokens, runner.num_blocks)]:
-        plan = _plan(runner, size)
-        runs = [_seconds(lambda plan=plan: runner.run(plan), clock) for _ in range(2)]  # type: ignore[misc]
-        measured[size] = min(runs)
+        measured[size] = min(_step_s(runner, size, drafting if size > 1 else None, clock) for _ in range(2))
         if clock() >= step_end_s:
             break
-    drafting = drafting_runner(runner)
     drafts = _measure_drafts(drafting, budget_s * (1 - _STEP_SHARE), clock) if drafting else DraftCost()
     return Costs(CostTable(_between(measured)), drafts)
 
@@ -60,6 +58,14 @@ def still_hold(runner: Runner, costs: Costs, clock: Callable[[], float] = time.p
     drafting.draft(requests, _choose_any)
     draft_s = min(_seconds(lambda: drafting.draft(requests, _choose_any), clock) for _ in range(_CHECK_RUNS))
     return _is_about(draft_s, costs.draft.of(1, 1))
+
+
+def _step_s(runner: Runner, size: int, drafting: DraftingRunner | None, clock: Callable[[], float]) -> float:
+    """One step, after a draft where there is a head, as real steps of several tokens are: a draft cools the caches."""
+    plan = _plan(runner, size)
+    if drafting is not None:
+        drafting.draft(_requests(drafting, 1, depth=1), _choose_any)
+    return _seconds(lambda: runner.run(plan), clock)
 
 
 def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[], float]) -> DraftCost:

@@ -103,6 +103,15 @@ def test_a_machine_that_is_cheaper_than_believed_is_found_out() -> None:
     assert machine.depths[-1][0] >= 2
 
 
+def test_a_machine_whose_plain_steps_are_cheaper_than_believed_is_found_out() -> None:
+    """Steps with drafts alone would never show it: they take what the table says."""
+    true = Costs(CostTable((0.7, *CHEAP.step.seconds[1:])), CHEAP.draft)
+    machine = Machine(AdaptiveDepth(CHEAP), true)
+    machine.run([0.35], 4000)
+    assert sum(map(sum, machine.depths[:20])) > 15, "it began with drafts"
+    assert sum(map(sum, machine.depths[3000:])) < 200, "and ends without, but for probes"
+
+
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_a_table_that_is_wholly_wrong_does_not_keep_a_wrong_head_busy(factor: float) -> None:
     believed = Costs(CostTable(tuple(factor * entry for entry in CHEAP.step.seconds)), CHEAP.draft)

@@ -60,6 +60,11 @@ int32_t check_config(const mtplx_config &c) {
     return MTPLX_OK;
 }
 
+// Asks for memory that is soon written, and that another thread or nobody has in its cache.
+void claim(const float *from, int count) {
+    for (int i = 0; i < count; i += 16) __builtin_prefetch(from + i, 1);
+}
+
 // x[i] and x[i + size / 2] are turned by the angle whose cosine and sine are given.
 void rotate(float *x, int size, const float *cosines, const float *sines) {
     const int half = size / 2;
@@ -138,9 +143,7 @@ private:
             if (!is_float(config_.head.format)) final_.quantize(i);
         });
         if (!step.num_wanted) return;
-        multiply(team, config_.head, final_, step.num_wanted, [&](int row, int begin, int width, const float *values) {
-            std::memcpy(step.logits + size_t(row) * config_.vocab + begin, values, width * sizeof(float));
-        });
+        multiply<false>(team, config_.head, final_, step.num_wanted, step.logits);
     }
 
     // The beginning of a draft head's rows, see mtplx_config.
@@ -155,9 +158,7 @@ private:
             rms_norm(hidden, config_.hnorm, config_.norm_eps, size, to + size);
             if (!is_float(config_.eh_proj.format)) joined_.quantize(row);
         });
-        multiply(team, config_.eh_proj, joined_, num_rows_, [&](int row, int begin, int width, const float *values) {
-            std::memcpy(stream(row) + begin, values, width * sizeof(float));
-        });
+        multiply<false>(team, config_.eh_proj, joined_, num_rows_, stream_.data());
     }
 
     // Kept by cache slot for the draft head, and given to whoever asked.
@@ -179,11 +180,11 @@ private:
         const int tasks = attention_.num_tasks();
         team.share(tasks, [&](int task) { attention_.run_task(task, cache, queries_.data()); });
         combine(team, !is_float(layer.o.format));
-        add_product(team, layer.o, attended_);
+        multiply<true>(team, layer.o, attended_, num_rows_, stream_.data());
         normalize(team, layer.mlp_norm, {&layer.gate, &layer.up});
         const int groups = gated_.num_groups();
         team.share(groups, [&](int group) { gate(layer, group); });
-        add_product(team, layer.down, gated_);
+        multiply<true>(team, layer.down, gated_, num_rows_, stream_.data());
     }
 
     void normalize(Team &team, const float *weight, std::initializer_list<const mtplx_weight *> readers) {
@@ -271,23 +272,22 @@ private:
         });
     }
 
-    void add_product(Team &team, const mtplx_weight &weight, const Activations &input) {
-        multiply(team, weight, input, num_rows_, [&](int row, int begin, int width, const float *values) {
-            float *to = stream(row) + begin;
-            for (int d = 0; d < width; d++) to[d] += values[d];
-        });
-    }
-
-    // Calls take(row, begin, width, values) with outputs begin .. begin + width - 1 of every row.
-    template <class Take>
-    void multiply(Team &team, const mtplx_weight &weight, const Activations &input, int num_rows, const Take &take) {
+    // Writes the product to `to`, [num_rows][outputs], or adds it to what is there.
+    template <bool ADDS>
+    void multiply(Team &team, const mtplx_weight &weight, const Activations &input, int num_rows, float *to) {
         const int pairs = (num_panels(weight) + 1) / 2;
         team.share(pairs, [&](int pair) {
             const int begin = pair * 2 * PANEL, width = std::min(weight.num_rows - begin, 2 * PANEL);
             for_tiles(num_rows, [&](int first, int count) {
+                float *places[TILE];
+                for (int i = 0; i < count; i++) {
+                    places[i] = to + size_t(first + i) * weight.num_rows + begin;
+                    claim(places[i], width);
+                }
                 PairOutput out[TILE];
                 multiply_panels(weight, pair * 2, (width + PANEL - 1) / PANEL, input, first, count, out);
-                for (int i = 0; i < count; i++) take(first + i, begin, width, out[i]);
+                for (int i = 0; i < count; i++)
+                    for (int d = 0; d < width; d++) places[i][d] = ADDS ? places[i][d] + out[i][d] : out[i][d];
             });
         });
     }

@@ -8,16 +8,16 @@ namespace mtplx {
 namespace {
 
 // Parts of a step are tens of microseconds long: who waits longer than this has lost somebody to another process.
-constexpr int SPINS_IN_A_JOB = 2000;
+constexpr std::chrono::microseconds AWAKE_IN_A_JOB(100);
 
-// After a job threads look out for the next one for some ten microseconds, then they sleep.
-constexpr int SPINS_BETWEEN_JOBS = 300;
+// Between jobs are a step's sampling and planning, a few hundred microseconds; to be woken takes some fifty.
+constexpr std::chrono::microseconds AWAKE_BETWEEN_JOBS(300);
 
 }  // namespace
 
 void Crew::meet() {
     const unsigned round = round_;
-    if (waiting_.fetch_add(1) < size - 1) return next_round_.wait(SPINS_IN_A_JOB, [&] { return round_ != round; });
+    if (waiting_.fetch_add(1) < size - 1) return next_round_.wait(AWAKE_IN_A_JOB, [&] { return round_ != round; });
     waiting_ = 0;
     for (Part &part : parts) part.next = 0;
     round_ = round + 1;
@@ -48,13 +48,13 @@ void Pool::run(const std::function<void(Team &)> &job) {
     news_.ring();
     Team team(crew_, 0);
     job(team);
-    left_.wait(SPINS_IN_A_JOB, [&] { return running_ == 0; });
+    left_.wait(AWAKE_IN_A_JOB, [&] { return running_ == 0; });
 }
 
 void Pool::work(int index) {
     Team team(crew_, index);
     for (unsigned seen = 0;;) {
-        news_.wait(SPINS_BETWEEN_JOBS, [&] { return stopping_ || generation_ != seen; });
+        news_.wait(AWAKE_BETWEEN_JOBS, [&] { return stopping_ || generation_ != seen; });
         if (stopping_) return;
         seen = generation_;
         (*job_)(team);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -27,11 +28,14 @@ inline void pause_briefly() {
 class Bell {
 public:
     template <class Condition>
-    void wait(int spins, const Condition &holds) {
-        for (int i = 0; i < spins; i++) {
-            if (holds()) return;
-            pause_briefly();
-        }
+    void wait(std::chrono::microseconds awake, const Condition &holds) {
+        const auto until = std::chrono::steady_clock::now() + awake;
+        do {
+            for (int i = 0; i < 32; i++) {
+                if (holds()) return;
+                pause_briefly();
+            }
+        } while (std::chrono::steady_clock::now() < until);
         std::unique_lock<std::mutex> lock(mutex_);
         sleepers_++;
         woken_.wait(lock, holds);
