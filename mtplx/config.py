@@ -111,6 +111,9 @@ class Settings(BaseSettings):
     keepalive_s: float = Field(
         10.0, gt=0, allow_inf_nan=False, description="seconds of silence after which a stream sends a comment"
     )
+    otlp_endpoint: str | None = Field(
+        None, pattern=r"^https?://[^/\s]+", description="address of an OpenTelemetry collector; needs mtplx[otel]"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much is logged")
     log_format: Literal["text", "json"] = Field("text", description="lines for people, or a JSON object a line")
 

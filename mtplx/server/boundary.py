@@ -15,12 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mtplx.errors import HeadTooLargeError
 from mtplx.server.error_bodies import answer_of, is_planned
 from mtplx.telemetry.logs import REQUEST_ID
-from mtplx.telemetry.record import RequestRecord
+from mtplx.telemetry.record import CLIENT_LEFT, RequestRecord
 
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 32 * 2**10  # of the path and all headers
 REQUEST_ID_HEADER = "x-request-id"
-CLIENT_LEFT = "client_left"  # where the log has other requests' error codes
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _USABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -25,6 +26,10 @@ from mtplx.server.connections import ConnectionLimits, bounded_protocol
 from mtplx.server.stream import Streams
 from mtplx.server.worker import Stop, Worker
 from mtplx.telemetry.logs import configure_logging
+from mtplx.telemetry.record import RequestRecord
+
+if TYPE_CHECKING:
+    from mtplx.telemetry.tracing import RequestTracer
 
 DEATH_GRACE_S = 3.0  # a dead engine answers 503 this long, so that whoever watches sees why, then the process ends
 FAREWELL_S = 1.0  # for the last words to clients when a second SIGINT cuts everything short
@@ -54,6 +59,7 @@ def serve(settings: Settings) -> int:
     """
     configure_logging(settings.log_level, settings.log_format)
     try:
+        _check_tracing(settings)
         with _bind(settings) as listener:
             service = Service(assemble(settings))
             # uvicorn raises the signal again once it has shut down; by then it has been obeyed
@@ -97,7 +103,10 @@ class Service:
             read_step_start=lambda: self.worker.step_started_at_s,
         )
         self._assembly = assembly
-        self._server = _Server(_uvicorn_config(assembly, self.streams), self.streams, assembly.settings.drain_timeout_s)
+        self._tracer = _make_tracer(assembly)
+        observers = (self._tracer.trace,) if self._tracer else ()
+        config = _uvicorn_config(assembly, self.streams, observers)
+        self._server = _Server(config, self.streams, assembly.settings.drain_timeout_s)
 
     async def run(self, listener: socket.socket) -> int:
         """Serves until stopped or dead; returns the exit code."""
@@ -112,6 +121,8 @@ class Service:
         survived = self.worker.is_alive
         self.worker.put(Stop())
         await asyncio.to_thread(self.worker.join, WORKER_JOIN_S)
+        if self._tracer:
+            await asyncio.to_thread(self._tracer.close)
         return 0 if survived else 1
 
     def stop(self) -> None:
@@ -133,7 +144,30 @@ def _post(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: obj
         loop.call_soon_threadsafe(call, *args)
 
 
-def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
+def _check_tracing(settings: Settings) -> None:
+    """Raises: ConfigError: traces are asked for, and what makes them isn't installed."""
+    if settings.otlp_endpoint is None:
+        return
+    try:
+        import mtplx.telemetry.tracing  # noqa: F401 - whether all that it needs is there
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-endpoint needs OpenTelemetry, which the extra mtplx[otel] brings: {error}", "--otlp-endpoint"
+        ) from error
+
+
+def _make_tracer(assembly: Assembly) -> RequestTracer | None:
+    endpoint = assembly.settings.otlp_endpoint
+    if endpoint is None:
+        return None
+    from mtplx.telemetry.tracing import RequestTracer, otlp_processor
+
+    return RequestTracer(otlp_processor(endpoint), model_name=assembly.model_name, version=__version__)
+
+
+def _uvicorn_config(
+    assembly: Assembly, streams: Streams, observers: tuple[Callable[[RequestRecord], None], ...]
+) -> uvicorn.Config:
     settings = assembly.settings
     context = ServerContext(
         settings=settings,
@@ -149,6 +183,7 @@ def _uvicorn_config(assembly: Assembly, streams: Streams) -> uvicorn.Config:
         created=int(time.time()),
         version=__version__,
         fingerprint=assembly.fingerprint,
+        observers=observers,
     )
     limits = ConnectionLimits(
         settings.max_connections or settings.max_queue + SPARE_CONNECTIONS,

@@ -12,6 +12,7 @@ from mtplx.sampling_params import SamplingParams
 from mtplx.telemetry.watch import RequestWatch
 
 MAX_PATH_CHARACTERS = 200
+CLIENT_LEFT = "client_left"  # where other requests have their error's code
 
 
 @dataclass(slots=True)
@@ -28,6 +29,13 @@ class RequestRecord:
     error_code: str | None = None
     watch: RequestWatch | None = None  # of a request that was admitted
     params: SamplingParams | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the server is to blame for its end; a stream can fail after it was told to be well."""
+        if self.status is None or self.error_code in (None, CLIENT_LEFT):
+            return False
+        return self.status >= 500 or self.status < 400
 
     def fail(self, code: str) -> None:
         self.error_code = code

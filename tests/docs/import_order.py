@@ -69,6 +69,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "mtplx.telemetry.logs",
         "mtplx.telemetry.metrics",
         "mtplx.telemetry.record",
+        "mtplx.telemetry.tracing",
         "mtplx.telemetry.watch",
         "mtplx.server.context",
         "mtplx.server.auth",

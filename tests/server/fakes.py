@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mtplx.server.app import ServerContext, create_app
 from mtplx.server.choice_text import Delta
 from mtplx.server.stream import PLAIN_TERMS, Terms
 from mtplx.telemetry.counters import EngineStatus
+from mtplx.telemetry.record import RequestRecord
 from mtplx.telemetry.stages import NullRecorder, StageRecorder
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.grammar import CompiledGrammar, GrammarCompiler
@@ -42,10 +44,12 @@ def say(
     """One delta a byte of `text`; the last one has the finish reason."""
     token_ids = text.encode()
     deltas = []
+    now_s = time.monotonic()
     for position, token_id in enumerate(token_ids):
         is_last = position == len(token_ids) - 1
         entries = () if logprobs is None else (entry_for(token_id, logprobs),)
-        deltas.append(Delta(index, chr(token_id), (token_id,), entries, reason if is_last else None))
+        delta = Delta(index, chr(token_id), (token_id,), entries, reason if is_last else None, at_s=now_s)
+        deltas.append(replace(delta, started_at_s=now_s) if position == 0 else delta)
     return deltas
 
 
@@ -200,6 +204,7 @@ def fake_server(
     spec: ModelSpec | None = None,
     tokenizer: Tokenizer | None = None,
     recorder: StageRecorder | None = None,
+    observers: tuple[Callable[[RequestRecord], None], ...] = (),
     **settings: Any,
 ) -> FakeServer:
     """A whole app over scripted streams; `folder` is a scratch folder for its own tokenizer, whose ids are bytes."""
@@ -222,5 +227,6 @@ def fake_server(
         created=1_700_000_000,
         version="0.0.1",
         fingerprint="fp-fake",
+        observers=observers,
     )
     return FakeServer(create_app(context), streams, tokenizer)

@@ -93,6 +93,7 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "drain_timeout_s": plain("drain_timeout_s", 0.5, 60.0),
     "request_timeout_s": plain("request_timeout_s", 0.5, 60.0),
     "keepalive_s": plain("keepalive_s", 0.25, 5.0),
+    "otlp_endpoint": plain("otlp_endpoint", "http://localhost:4318", "https://collector/v1/traces"),
     "log_format": plain("log_format", "json", "text"),
     "log_level": plain("log_level", "debug", "error"),
 }
