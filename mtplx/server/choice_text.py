@@ -5,6 +5,7 @@ Lives on the event loop; knows nothing of who reads the pieces.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from mtplx.batching.state import FinishReason
@@ -20,7 +21,10 @@ from mtplx.text.tools.parts import Part
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One piece of one choice; text and token ids may be empty, since text is held back for stop strings."""
+    """One piece of one choice: its text, and the tokens that this completes.
+
+    Both may be empty, since text is held back for stop strings, and a character may need several tokens.
+    """
 
     index: int
     text: str
@@ -28,7 +32,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...]  # one a token, or empty when none were asked for
     finish_reason: FinishReason | None = None  # set on the choice's last delta
     num_draft_tokens: int = 0  # that the step verified,
-    num_accepted_tokens: int = 0  # and how many of the token ids are drafts that were right
+    num_accepted_tokens: int = 0  # and how many of the drafts were right
     num_cached_tokens: int = 0  # of the prompt, that came from the prefix cache
     stop_string: str | None = None  # that ended the choice
     at_s: float = 0.0  # monotonic clock when the step had ended,
@@ -45,6 +49,38 @@ class _Read:
     text: list[str] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     num_reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    token_id: int
+    logprobs: tuple[TokenLogprobs, ...]  # one, or none when none were asked for
+    end: int  # characters of the answer that must be out before the token is
+
+
+class _HeldTokens:
+    """Tokens of which some text is still held back; they go out with it, in their order.
+
+    tokens "E" "N" "x", stop string "END": "E" and "N" are held with their text, then all three go out with "ENx"
+    """
+
+    def __init__(self) -> None:
+        self._tokens: deque[_Token] = deque()
+        self._num_read = 0
+        self._num_sent = 0
+
+    def add(self, token_id: int, logprobs: tuple[TokenLogprobs, ...], num_characters: int, *, is_whole: bool) -> None:
+        """Adds a token that brought so many characters; without `is_whole` the next one is its own too."""
+        self._num_read += num_characters
+        self._tokens.append(_Token(token_id, logprobs, self._num_read + (not is_whole)))
+
+    def take(self, num_characters: int, *, is_last: bool) -> list[_Token]:
+        """Those that so many more characters complete, all of them with the last characters."""
+        self._num_sent += num_characters
+        taken = []
+        while self._tokens and (is_last or self._tokens[0].end <= self._num_sent):
+            taken.append(self._tokens.popleft())
+        return taken
 
 
 class ChoiceText:
@@ -74,6 +110,7 @@ class ChoiceText:
         self._keeps_stop = params.include_stop_str_in_output
         self._hidden_ids = frozenset() if self._keeps_stop else stop_ids  # what ends the answer is no part of it
         self._num_tokens = 0
+        self._held = _HeldTokens()
 
     def push(self, output: SequenceOutput) -> Delta:
         """The delta for one step's tokens.
@@ -83,7 +120,10 @@ class ChoiceText:
         read = _Read()
         for count, token_id in enumerate(output.token_ids, 1):
             self._num_tokens += 1
-            found = self._match("" if token_id in self._hidden_ids else self._detokenizer.push([token_id]))
+            text = "" if token_id in self._hidden_ids else self._detokenizer.push([token_id])
+            is_whole = self._detokenizer.is_between_characters
+            self._held.add(token_id, output.logprobs[count - 1 : count], len(text), is_whole=is_whole)
+            found = self._match(text)
             is_done = self._read(found.text, read)
             if found.is_stopped or is_done:
                 return self._delta(read, output, count, FinishReason.STOP, found.stop)
@@ -119,11 +159,13 @@ class ChoiceText:
     ) -> Delta:
         if self._reader is not None and reason is not None:
             read.parts += self._reader.flush()
+        text = "".join(read.text)
+        tokens = self._held.take(len(text), is_last=reason is not None)
         return Delta(
             self.index,
-            "".join(read.text),
-            output.token_ids[:count],
-            output.logprobs[:count],
+            text,
+            tuple(token.token_id for token in tokens),
+            tuple(entry for token in tokens for entry in token.logprobs),
             reason,
             output.num_draft_tokens,
             min(output.num_accepted_tokens, count),

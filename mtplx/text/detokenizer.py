@@ -48,6 +48,11 @@ class Detokenizer:
         self._at_start = not continues
         self._held = b""
 
+    @property
+    def is_between_characters(self) -> bool:
+        """Whether all tokens so far have all of their text out."""
+        return not self._held
+
     def push(self, token_ids: Sequence[int]) -> str:
         """The new text that these tokens make certain; "" while a character is incomplete."""
         new = self._open(token_ids) if self._at_start else self._join(token_ids)
