@@ -98,6 +98,12 @@ class Settings(BaseSettings):
     draft_depth: Literal["auto", 0, 1, 2, 3, 4, 5, 6, 7, 8] = Field(
         AUTO, description="tokens guessed ahead by a draft head; auto: serial 0, else by acceptance and cost"
     )
+    tool_parser: Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "none"] = Field(
+        AUTO, description="how the model writes tool calls; auto: as its chat template says"
+    )
+    reasoning_parser: Literal["auto", "think", "none"] = Field(
+        AUTO, description="whether thoughts in <think> tags are told from answers; auto: if the chat template has these"
+    )
     experimental_mtp_cohorts: bool = Field(False, description="opens --scheduler-mode mtp_cohort_experimental")
     request_timeout_s: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="seconds after which an answer ends with what it has"

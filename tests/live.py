@@ -18,6 +18,7 @@ from mtplx.model.weights import ModelFolder
 from mtplx.server.admission import Limits
 from mtplx.server.assemble import Assembly, build_core
 from mtplx.server.openai import Service
+from mtplx.text.answer_format import resolve_answer_format
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.grammar import GrammarCompiler
 from mtplx.text.tokenizer import Tokenizer
@@ -82,7 +83,7 @@ def fake_assembly(folder: Path, runner: FakeRunner, settings: Settings) -> Assem
     write_byte_tokenizer(folder)
     core = build_core(settings.model_copy(update={"prefill_chunk_tokens": settings.prefill_chunk_tokens or 16}), runner)
     cache_tokens = runner.num_blocks * runner.block_size
-    tokenizer = Tokenizer.load(folder)
+    tokenizer, chat_template = Tokenizer.load(folder), ChatTemplate.load(folder)
     return Assembly(
         settings=settings,
         api_keys=read_api_keys(settings),
@@ -90,7 +91,8 @@ def fake_assembly(folder: Path, runner: FakeRunner, settings: Settings) -> Assem
         model_name=MODEL,
         core=core,
         tokenizer=tokenizer,
-        chat_template=ChatTemplate.load(folder),
+        chat_template=chat_template,
+        answer_format=resolve_answer_format(chat_template, settings.tool_parser, settings.reasoning_parser),
         grammars=GrammarCompiler(tokenizer, vocab_size=runner.spec.vocab_size, eos_ids=runner.spec.eos_ids),
         limits=Limits(
             max_model_len=min(settings.max_model_len or runner.spec.max_position, runner.spec.max_position),

@@ -30,6 +30,7 @@ from mtplx.server.admission import Limits
 from mtplx.server.engine import EngineCore
 from mtplx.server.modes import decode_width, make_scheduler, make_speculator, resolve_depth, resolve_mode
 from mtplx.telemetry.stages import StepRecorder
+from mtplx.text.answer_format import AnswerFormat, resolve_answer_format
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.grammar import GrammarCompiler
 from mtplx.text.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class Assembly:
     core: EngineCore
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    answer_format: AnswerFormat
     grammars: GrammarCompiler
     limits: Limits
     fingerprint: str
@@ -72,6 +74,7 @@ def assemble(settings: Settings) -> Assembly:
     resolve_mode(settings, max_draft_depth=_depth_in_sight(settings, choice, spec, head))  # before weights are read
     tokenizer = Tokenizer.load(model.path)
     chat_template = ChatTemplate.load(model.path, is_trusted=False)
+    answer_format = resolve_answer_format(chat_template, settings.tool_parser, settings.reasoning_parser)
     max_model_len = _max_model_len(settings, spec)
     runner = _load_runner(choice, model, settings, max_model_len, head)
     weights_sha256 = _weights_sha256(model, runner.info)
@@ -98,6 +101,7 @@ def assemble(settings: Settings) -> Assembly:
         core=core,
         tokenizer=tokenizer,
         chat_template=chat_template,
+        answer_format=answer_format,
         grammars=GrammarCompiler(tokenizer, vocab_size=spec.vocab_size, eos_ids=spec.eos_ids),
         limits=limits,
         fingerprint=fingerprint,
@@ -146,7 +150,7 @@ def build_core(
 def start_up_lines(assembly: Assembly) -> list[str]:
     """What a person wants to know of a server that has just started."""
     runner, scheduler = assembly.core.runner, assembly.core.scheduler
-    info, limits = runner.info, assembly.limits
+    info, limits, answers = runner.info, assembly.limits, assembly.answer_format
     exactness = "exact" if info.exact else "not exact"
     head = "with" if drafting_runner(runner) else "without"
     why = "asked for" if assembly.settings.scheduler_mode else f"default for a model {head} a draft head"
@@ -160,6 +164,7 @@ def start_up_lines(assembly: Assembly) -> list[str]:
         f"mode    {scheduler.mode} ({why}), at most {scheduler.max_running} running and "
         f"{limits.max_live - scheduler.max_running} waiting",
         f"cache   {limits.cache_tokens} tokens, at most {limits.max_model_len} a request",
+        f"chat    tool parser {answers.tool_parser}, reasoning parser {answers.reasoning_parser}",
         *warnings,
     ]
 

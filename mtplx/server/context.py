@@ -12,6 +12,7 @@ from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.server.stream import Streams
 from mtplx.telemetry.record import RequestRecord
 from mtplx.telemetry.stages import StageRecorder
+from mtplx.text.answer_format import AnswerFormat
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.grammar import GrammarCompiler
 from mtplx.text.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ class ServerContext:
     streams: Streams
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    answer_format: AnswerFormat
     grammars: GrammarCompiler
     spec: ModelSpec
     runner_info: RunnerInfo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from mtplx.server.auth import tenant_of
 from mtplx.server.body import read_model
 from mtplx.server.boundary import record_of
 from mtplx.server.context import ServerContext
+from mtplx.server.conversation import AnswerHold, ChatWishes, answer_hold, chat_wishes
 from mtplx.server.disconnect import until_disconnect
 from mtplx.server.error_bodies import MAX_ECHOED_CHARACTERS, answer_of
 from mtplx.server.generation import Generation
@@ -33,6 +35,7 @@ from mtplx.server.stream import RequestStream, Terms
 from mtplx.telemetry.metrics import HttpMetrics
 from mtplx.text.chat import Message, is_large
 from mtplx.text.grammar import CompiledGrammar
+from mtplx.text.reader import Reading
 
 LONG_TEXT_CHARACTERS = 8192  # encoding more than this would hold up every other request; a thread costs less
 MAX_COMPILES = 2  # at once, of grammars
@@ -82,21 +85,29 @@ class CompletionHandlers:
         check_cohort(body.cohort, self._context)
         params = body.sampling_params(self._context.spec)
         self._context.streams.check_room(1, body.num_choices, tenant_of(request))  # before any work
-        prompt = await self.chat_prompt(request, body)
-        return await self._respond(request, body, [prompt], params, endpoint)
+        wishes = chat_wishes(body, self._context)
+        text = await self.render(request, body.template_messages(), wishes)
+        prompts = await self._encode_of(request, body, [text], CHAT)
+        hold = answer_hold(body, wishes, text, params.grammar, self._context)
+        await self._check_schemas(request, hold)
+        params = replace(params, grammar=hold.grammar)
+        return await self._respond(request, body, prompts, params, endpoint, reading=hold.reading)
 
     async def chat_prompt(self, request: Request, body: ChatCompletionRequest) -> TokenIds:
         """The token ids that the model is asked with."""
-        text = await self.render(request, body.template_messages())
+        text = await self.render(request, body.template_messages(), chat_wishes(body, self._context))
         (prompt,) = await self._encode_of(request, body, [text], CHAT)
         return prompt
 
-    async def render(self, request: Request, messages: Sequence[Message]) -> str:
+    async def render(self, request: Request, messages: Sequence[Message], wishes: ChatWishes | None = None) -> str:
         """A conversation as text; a large one on a thread, for as long as the client is there."""
-        render = self._context.chat_template.render
-        if not is_large(messages):
-            return render(messages)
-        rendering = anyio.to_thread.run_sync(render, messages, limiter=self._long_encodes)
+        functions, variables = (wishes.functions, wishes.variables) if wishes else (None, None)
+        render = functools.partial(
+            self._context.chat_template.render, messages, functions=functions, variables=variables
+        )
+        if not is_large(messages, functions):
+            return render()
+        rendering = anyio.to_thread.run_sync(render, limiter=self._long_encodes)
         return await until_disconnect(rendering, request.receive)
 
     async def create_completion(self, request: Request) -> Response:
@@ -122,6 +133,7 @@ class CompletionHandlers:
         endpoint: Endpoint,
         *,
         echo: Echo | None = None,
+        reading: Reading | None = None,
     ) -> Response:
         watch = self._metrics.watch(endpoint.name, num_prompt_tokens=sum(map(len, prompts)))
         record = record_of(request)
@@ -134,8 +146,12 @@ class CompletionHandlers:
             priority=body.priority or 0,
             timeout_s=body.timeout,
         )
-        streams = self._open(prompts, params, body, endpoint, terms, grammar)
-        parts = replace(self._parts(body, streams, params, endpoint.id_prefix), echo=echo)
+        streams = self._open(prompts, params, body, endpoint, terms, grammar, reading)
+        parts = replace(
+            self._parts(body, streams, params, endpoint.id_prefix),
+            echo=echo,
+            has_thoughts=reading is not None and reading.has_thoughts,
+        )
         answer = endpoint.make_answer(parts)
         generation = Generation(streams, parts, answer, watch.on_delta)
         if body.stream:
@@ -160,6 +176,7 @@ class CompletionHandlers:
         endpoint: Endpoint,
         terms: Terms,
         grammar: CompiledGrammar | None,
+        reading: Reading | None,
     ) -> list[RequestStream]:
         try:
             return self._context.streams.open_many(
@@ -169,10 +186,20 @@ class CompletionHandlers:
                 continues=endpoint.continues,
                 terms=terms,
                 grammar=grammar,
+                reading=reading,
             )
         except RequestError as error:
             param = endpoint.prompt_param if error.param == "prompt" else error.param
             raise type(error)(str(error), param, error.code) from None
+
+    async def _check_schemas(self, request: Request, hold: AnswerHold) -> None:
+        """Compiles the grammar of calls that must be made; if that fails, says which function's schema is at fault."""
+        try:
+            await self._compile(request, hold.grammar)
+        except RequestError:
+            for schema in hold.schemas:
+                await self._compile(request, schema)
+            raise
 
     async def _compile(self, request: Request, grammar: Grammar | None) -> CompiledGrammar | None:
         """The grammar over the model's tokens; a new one is compiled in a thread."""

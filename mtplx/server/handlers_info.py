@@ -103,6 +103,8 @@ class InfoHandlers:
             "num_preemptions": engine.num_preemptions,
             "num_failed_steps": engine.num_failed_steps,
             "num_finished": {str(reason): count for reason, count in sorted(engine.num_finished.items())},
+            "tool_parser": context.answer_format.tool_parser,
+            "reasoning_parser": context.answer_format.reasoning_parser,
             "draft_head": _draft_head(context.runner_info.head),
             "drafts": _draft_status(engine),
             "prefix_cache": _prefix_status(engine.prefix),

@@ -175,6 +175,7 @@ def _uvicorn_config(
         streams=streams,
         tokenizer=assembly.tokenizer,
         chat_template=assembly.chat_template,
+        answer_format=assembly.answer_format,
         grammars=assembly.grammars,
         spec=assembly.core.runner.spec,
         runner_info=assembly.core.runner.info,

@@ -21,9 +21,12 @@ from mtplx.server.protocol import (
 )
 from mtplx.server.protocol_extended import ExtendedRequest
 from mtplx.server.protocol_grammar import ResponseFormat
+from mtplx.server.protocol_tools import MAX_TOOLS, ChosenTool, ToolCalls, ToolChoice, Tools, functions_of
+from mtplx.text.tools.functions import Functions
 
 MAX_MESSAGES = 4096
-NO_TOOLS = "tool calls are not implemented"
+MAX_TEMPLATE_VARIABLES = 16
+NO_FUNCTIONS = "the older name of tools: give these"
 NO_AUDIO = "this server reads and writes text only"
 
 
@@ -44,26 +47,34 @@ Content = Annotated[
 ]
 
 
+TemplateVariables = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)]
+
+
 class Message(StrictModel):
     """One turn; what the chat template makes of it decides the prompt."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description="developer is system where the template has no such role; tool and function are refused"
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="developer is system where the template has no such role; function is refused"
     )
-    content: Content = Field(description="a text, or text parts that are joined by newlines")
+    content: Content | None = Field(
+        None, description="a text, or text parts that are joined by newlines; needed but beside tool_calls"
+    )
     name: str | None = Field(
         None, description="given to the model's chat template; refused where the template has no place for it"
     )
     refusal: Annotated[Any, Refused("this server never refuses to answer")] = None
     audio: Annotated[Any, Refused(NO_AUDIO)] = None
     annotations: Annotated[Any, Refused("there is no web search", (None, []))] = None
-    function_call: Annotated[Any, Refused(NO_TOOLS)] = None
-    tool_calls: Annotated[Any, Refused(NO_TOOLS, (None, []))] = None
-    tool_call_id: Annotated[Any, Refused(NO_TOOLS)] = None
+    function_call: Annotated[Any, Refused(NO_FUNCTIONS)] = None
+    tool_calls: ToolCalls | None = Field(None, description="of an assistant: what it called")
+    tool_call_id: str | None = Field(None, description="of a tool: which call of an earlier message has this result")
+    reasoning_content: str | None = Field(
+        None, description="of an assistant: what it thought; left out where the template shows no earlier thoughts"
+    )
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it: only what was said."""
-        return self.model_dump(exclude_none=True, exclude_defaults=True)
+        return self.model_dump(exclude_none=True, exclude_unset=True)
 
 
 Messages = TypeAliasType(
@@ -86,11 +97,22 @@ class ChatCompletionRequest(ExtendedRequest):
     safety_identifier: Annotated[str | None, Accepted("names the caller's user")] = None
     service_tier: Annotated[Any, Refused("there is one tier", (None, "auto", "default"))] = None
     response_format: ResponseFormat | None = Field(None, description="what the answer must be, in OpenAI's words")
-    tools: Annotated[Any, Refused(NO_TOOLS, (None, []))] = None
-    tool_choice: Annotated[Any, Refused(NO_TOOLS, (None, "none", "auto"))] = None
-    parallel_tool_calls: Annotated[Any, Refused(NO_TOOLS, (None, True))] = None
-    functions: Annotated[Any, Refused(NO_TOOLS, (None, []))] = None
-    function_call: Annotated[Any, Refused(NO_TOOLS, (None, "none", "auto"))] = None
+    tools: Tools | None = Field(
+        None, description=f"functions that the model may call, at most {MAX_TOOLS}; refused where it has no tool parser"
+    )
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="auto, the default: the model decides; none: no tools this time; required: at least one call; a "
+        "function's name: one call of it",
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="default true; false: the answer ends with its first call"
+    )
+    chat_template_kwargs: TemplateVariables | None = Field(
+        None, description="variables for the chat template, such as enable_thinking; refused where it has no such"
+    )
+    functions: Annotated[Any, Refused(NO_FUNCTIONS, (None, []))] = None
+    function_call: Annotated[Any, Refused(NO_FUNCTIONS, (None, "none", "auto"))] = None
     echo: Annotated[Any, Refused("the conversation is not repeated in the answer", (None, False))] = None
     chat_template: Annotated[Any, Refused("the model's own is used: one of a client could keep the server busy")] = None
     documents: Annotated[Any, Refused("write them into a message", (None, []))] = None
@@ -101,7 +123,9 @@ class ChatCompletionRequest(ExtendedRequest):
     prediction: Annotated[Any, Refused("predicted outputs are not implemented")] = None
     prompt_cache_options: Annotated[Any, Refused("the prefix cache can't be steered")] = None
     prompt_cache_retention: Annotated[Any, Refused("the prefix cache can't be steered")] = None
-    reasoning_effort: Annotated[Any, Refused("the model's effort can't be set", (None, "none"))] = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="given to the chat template; refused where that can't change how the model thinks"
+    )
     store: Annotated[Any, Refused("answers are not stored", (None, False))] = None
     verbosity: Annotated[Any, Refused("the model's verbosity can't be set", (None, "medium"))] = None
     web_search_options: Annotated[Any, Refused("there is no web search")] = None
@@ -110,6 +134,25 @@ class ChatCompletionRequest(ExtendedRequest):
         if self.response_format is not None:
             yield self.response_format.grammar()
         yield from super().wished_grammars()
+
+    def functions_by_name(self) -> Functions:
+        """What may be called, in this turn. Raises: RequestError."""
+        declared = functions_of(self.tools or ())
+        if isinstance(self.tool_choice, ChosenTool) and self.tool_choice.function.name not in declared:
+            raise RequestError(
+                f"tool_choice: there is no tool {self.tool_choice.function.name:.64}", "tool_choice", INVALID
+            )
+        if self.tool_choice == "required" and not declared:
+            raise RequestError("tool_choice: required needs tools", "tool_choice", INVALID)
+        return {} if self.tool_choice == "none" else declared
+
+    @property
+    def must_call(self) -> bool:
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool)
+
+    @property
+    def is_single_call(self) -> bool:
+        return self.parallel_tool_calls is False or isinstance(self.tool_choice, ChosenTool)
 
     def template_messages(self) -> list[dict[str, Any]]:
         return [message.for_template() for message in self.messages]

@@ -325,6 +325,8 @@ class Status(TypedDict):
     num_preemptions: int
     num_failed_steps: int
     num_finished: dict[str, int]
+    tool_parser: str
+    reasoning_parser: str
     draft_head: DraftHead | None
     drafts: DraftStatus
     prefix_cache: PrefixCacheStatus

@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 
 from mtplx.errors import RequestError
 from mtplx.text.sandbox import chat_environment, render
+from mtplx.text.tools.history import with_readable_calls
 
 CPU_S = 5
 WALL_S = 20.0  # a backstop: a busy machine gives a process its CPU seconds late
@@ -50,7 +51,9 @@ def _main() -> None:
     _limit_this_process(request["cpu_s"])
     answer: dict[str, str | None] = {"text": None, "error": None}
     try:
-        answer["text"] = render(chat_environment().from_string(request["source"]), request["values"])
+        values = request["values"]
+        values["messages"] = with_readable_calls(values["messages"], has_short_ids=False)
+        answer["text"] = render(chat_environment().from_string(request["source"]), values)
     except RequestError as error:
         answer["error"] = str(error)
     except (TemplateError, SyntaxError, RecursionError):

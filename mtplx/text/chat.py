@@ -1,4 +1,4 @@
-"""Chat messages to one prompt text, through the model's own Jinja template in a sandbox.
+"""Chat messages and tools to one prompt text, through the model's own Jinja template in a sandbox.
 
 Has its own small renderer: transformers' is the same in effect, and costs half a second to import.
 """
@@ -6,48 +6,60 @@ Has its own small renderer: transformers' is the same in effect, and costs half 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from jinja2 import TemplateSyntaxError, nodes
+from jinja2.meta import find_undeclared_variables
 
 from mtplx.errors import ModelError, RequestError
 from mtplx.text.apart import OVER_LIMIT, render_apart
 from mtplx.text.sandbox import chat_environment, render
-from mtplx.text.tokenizer import named_tokens, read_tokenizer_config
+from mtplx.text.tokenizer import TOKEN_NAMES, named_tokens, read_tokenizer_config
+from mtplx.text.tools.fallback import in_plain_messages, introduced
+from mtplx.text.tools.functions import Functions
+from mtplx.text.tools.history import link_results, with_readable_calls
 
 Message = Mapping[str, Any]
 
 MAX_PARTS_HERE = 256
 MAX_CHARACTERS_HERE = 2**18
+MISTRAL_CALLS = "[TOOL_CALLS]"  # whose templates want short ids
+# What a request says by other fields, or the model itself.
+_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", *TOKEN_NAMES})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ChatTemplate:
-    """One model's chat template, compiled. It sees the messages and the names of the special tokens, nothing else."""
+    """One model's chat template, compiled.
+
+    It sees messages, tools, the names of the special tokens and what variables a request sets, nothing else.
+    """
 
     def __init__(
         self,
         source: str | None,
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
+        *,
+        tools_source: str | None = None,
     ) -> None:
         """Compiles `source`; None is a model without a template. `now` is the clock that strftime_now reads.
+
+        `tools_source` is the template for requests with tools, where the model has one of its own for them.
 
         Raises:
             ModelError: the template isn't valid Jinja.
         """
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
         environment = chat_environment(now)
-        try:
-            self._template = None if source is None else environment.from_string(source)
-            self._names = frozenset() if source is None else _names_in(environment.parse(source))
-        except TemplateSyntaxError as error:
-            raise ModelError(f"the model's chat template is broken at line {error.lineno}: {error.message}") from error
-        except (SyntaxError, RecursionError) as error:  # Jinja takes it, the Python made of it is refused
-            raise ModelError(f"the model's chat template can't be compiled: {error}") from error
+        self._plain = None if source is None else _compile(environment, source)
+        self._with_tools = self._plain if tools_source is None else _compile(environment, tools_source)
+        self.tools_source = tools_source or source
 
     @classmethod
     def load(cls, folder: Path, *, is_trusted: bool = True) -> ChatTemplate:
@@ -64,54 +76,86 @@ class ChatTemplate:
             source = path.read_text(encoding="utf-8") if path.exists() else _default_source(config.get("chat_template"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} can't be read: {error}") from error
-        if source is not None and not is_trusted:
-            _try_apart(source, named_tokens(config))
-        return cls(source, named_tokens(config))
+        tools_source = _tools_source(config.get("chat_template"))
+        for untrusted in () if is_trusted else (source, tools_source):
+            if untrusted is not None:
+                _try_apart(untrusted, named_tokens(config))
+        return cls(source, named_tokens(config), tools_source=tools_source)
 
     @property
     def is_present(self) -> bool:
-        return self._template is not None
+        return self._plain is not None
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    @property
+    def has_tools(self) -> bool:
+        """Whether the template has a place for tools; else they are said in a system message."""
+        return self._with_tools is not None and "tools" in self._with_tools.variables
+
+    def reads(self, variable: str) -> bool:
+        """Whether a request that sets this variable would change anything."""
+        return any(template and variable in template.variables for template in (self._plain, self._with_tools))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        functions: Functions | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt for these messages; `add_generation_prompt` opens the assistant's turn at its end.
 
         The text holds the special tokens that the model wants, bos included: encode it without adding more.
 
         Raises:
-            RequestError: the model has no template, a message is malformed, or the template refuses the messages, or
-                takes too long for them.
+            RequestError: the model has no template, a message is malformed, a variable is none of the template's, or
+                the template refuses the messages, or takes too long for them.
         """
-        if self._template is None or self._source is None:
+        template = self._with_tools if functions else self._plain
+        if template is None:
             raise RequestError("this model has no chat template, so it takes no messages; use completions", "messages")
-        chat = normalize_messages(messages)
-        self._fit(chat)
+        _check_variables(template, variables or {})
+        chat = self._fit(template, link_results(normalize_messages(messages)), functions or {})
         values = {
             **self._special_tokens,
-            "messages": chat,
-            "tools": None,
             "documents": None,
+            **(variables or {}),
+            "messages": chat,
+            "tools": [function.for_template() for function in functions.values()] if functions else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        if is_large(messages):
-            return render_apart(self._source, values)
-        return render(self._template, values)
+        if is_large(messages, functions):
+            return render_apart(template.source, values)
+        return render(template.compiled, values)
 
-    def _fit(self, chat: list[dict[str, Any]]) -> None:
-        """Adapts messages to what the template reads; a field that it never reads is refused, not dropped."""
+    def _fit(self, template: _Template, chat: list[dict[str, Any]], functions: Functions) -> list[dict[str, Any]]:
+        """Adapts messages to what the template reads; a field that it never reads is refused, not dropped.
+
+        Left out may be what is said by the order already, and thoughts, which most models aren't shown again.
+        """
+        knows_calls = "tool_calls" in template.names
         for index, message in enumerate(chat):
-            if message["role"] == "developer" and "developer" not in self._names:
+            if message["role"] == "developer" and "developer" not in template.names:
                 message["role"] = "system"  # its name in models older than that role
-            for key in message:
-                if key not in ("role", "content") and key not in self._names:
+            for key in [key for key in message if key not in template.names]:
+                is_result_name = key == "name" and message["role"] == "tool"
+                if key in ("tool_call_id", "reasoning_content") or is_result_name:
+                    del message[key]
+                elif key not in ("role", "content") and key != "tool_calls":
                     raise RequestError(f"this model's chat template has no {key}", f"messages.{index}.{key}")
+        if functions and "tools" not in template.variables:
+            chat = introduced(chat, functions)
+        if not knows_calls:
+            return in_plain_messages(chat)
+        return with_readable_calls(chat, has_short_ids=MISTRAL_CALLS in template.source)
 
 
-def is_large(messages: Sequence[Message]) -> bool:
+def is_large(messages: Sequence[Message], functions: Functions | None = None) -> bool:
     """Whether rendering them could take a while: a template may loop over all of them in a loop over all of them.
 
     Then they are rendered in a process of their own, for which the caller should wait on a thread.
     """
-    num_parts = sum(1 + len(message.get("tool_calls") or ()) for message in messages)
+    num_parts = sum(1 + len(message.get("tool_calls") or ()) for message in messages) + len(functions or ())
     return num_parts > MAX_PARTS_HERE or sum(map(_num_characters, messages)) > MAX_CHARACTERS_HERE
 
 
@@ -178,6 +222,44 @@ def _part_text(part: object, path: str) -> str:
     if not isinstance(text, str):
         raise RequestError(f"{path}.text must be a string", f"{path}.text")
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    source: str
+    compiled: jinja2.Template
+    names: frozenset[str]  # attributes that it reads
+    variables: frozenset[str]  # that must be set from outside
+
+
+def _compile(environment: jinja2.Environment, source: str) -> _Template:
+    """Raises: ModelError: it isn't valid Jinja."""
+    try:
+        parsed = environment.parse(source)
+        variables = frozenset(find_undeclared_variables(parsed))
+        return _Template(source, environment.from_string(source), _names_in(parsed), variables)
+    except TemplateSyntaxError as error:
+        raise ModelError(f"the model's chat template is broken at line {error.lineno}: {error.message}") from error
+    except (SyntaxError, RecursionError) as error:  # Jinja takes it, the Python made of it is refused
+        raise ModelError(f"the model's chat template can't be compiled: {error}") from error
+
+
+def _check_variables(template: _Template, variables: Mapping[str, Any]) -> None:
+    for name in variables:
+        if name in _OWN_VARIABLES or name not in template.variables:
+            raise RequestError(
+                f"this model's chat template has no {name:.64} that a request could set",
+                f"chat_template_kwargs.{name:.64}",
+            )
+
+
+def _tools_source(entry: object) -> str | None:
+    """The template for tools among several named ones in tokenizer_config.json."""
+    if not isinstance(entry, list):
+        return None
+    found = next((item for item in entry if isinstance(item, Mapping) and item.get("name") == "tool_use"), {})
+    source = found.get("template")
+    return source if isinstance(source, str) else None
 
 
 def _default_source(entry: object) -> str | None:

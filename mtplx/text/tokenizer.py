@@ -17,7 +17,7 @@ from mtplx.errors import ModelError, RequestError
 from mtplx.text.detokenizer import Detokenizer
 from mtplx.text.pieces import TokenPieces
 
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -117,6 +117,11 @@ class Tokenizer:
         """The ids of those of the tokens that the vocabulary has."""
         return frozenset(token_id for token in tokens if (token_id := self.token_id(token)) is not None)
 
+    def special_tokens_among(self, tokens: Iterable[str]) -> dict[str, int]:
+        """Those of the tokens that are special, with their ids: no text is spelled with these."""
+        ids = {token: self.token_id(token) for token in sorted(tokens)}
+        return {token: token_id for token, token_id in ids.items() if token_id in self.special_ids}
+
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it, None if there is none."""
         return self._backend.token_to_id(token)
@@ -142,7 +147,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """The tokens that tokenizer_config.json gives a role, such as {"bos_token": "<s>"}; unset ones are left out."""
-    spelled = {name: _spelling(config.get(name)) for name in _TOKEN_NAMES}
+    spelled = {name: _spelling(config.get(name)) for name in TOKEN_NAMES}
     return {name: token for name, token in spelled.items() if token is not None}
 
 

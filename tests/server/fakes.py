@@ -25,6 +25,7 @@ from mtplx.server.stream import PLAIN_TERMS, Terms
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.record import RequestRecord
 from mtplx.telemetry.stages import NullRecorder, StageRecorder
+from mtplx.text.answer_format import resolve_answer_format
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.grammar import CompiledGrammar, GrammarCompiler
 from mtplx.text.reader import Reading
@@ -212,13 +213,15 @@ def fake_server(
     streams = streams or FakeStreams()
     tokenizer = tokenizer or Tokenizer.load(folder)
     spec = spec or fake_spec()
+    chat_template = ChatTemplate.load(folder)
     given = Settings(api_key=tuple(SecretStr(key) for key in api_keys), **settings)
     context = ServerContext(
         settings=given,
         api_keys=read_api_keys(given),
         streams=streams,  # type: ignore[arg-type]
         tokenizer=tokenizer,
-        chat_template=ChatTemplate.load(folder),
+        chat_template=chat_template,
+        answer_format=resolve_answer_format(chat_template, given.tool_parser, given.reasoning_parser),
         grammars=GrammarCompiler(tokenizer, vocab_size=spec.vocab_size, eos_ids=spec.eos_ids),
         spec=spec,
         runner_info=RunnerInfo("fake", "cpu", "float32", exact=True, exact_note="scripted"),

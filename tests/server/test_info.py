@@ -81,6 +81,8 @@ def test_status_says_what_the_engine_did(tmp_path: Path) -> None:
         "build": None,
         "quantization": None,
         "kv_cache_dtype": None,
+        "tool_parser": "hermes",
+        "reasoning_parser": "none",
         "draft_head": None,
         "exact": True,
         "exact_note": "scripted",

@@ -21,7 +21,6 @@ from tests.server.asgi import CHAT, COMPLETIONS, ask, chat, complete, error_of
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, fake_server
 
 FUNCTION = {"name": "f", "parameters": {}}
-TOOL = {"type": "function", "function": FUNCTION}
 
 # A value that a client could really send, for every field that is refused.
 EXTENSION_WISHES: dict[str, Any] = {
@@ -41,9 +40,6 @@ CHAT_WISHES: dict[str, Any] = {
     "documents": [{"text": "x"}],
     "mm_processor_kwargs": {"fps": 1},
     "service_tier": "flex",
-    "tools": [TOOL],
-    "tool_choice": "required",
-    "parallel_tool_calls": False,
     "functions": [FUNCTION],
     "function_call": {"name": "f"},
     "audio": {"voice": "alloy", "format": "wav"},
@@ -52,7 +48,6 @@ CHAT_WISHES: dict[str, Any] = {
     "prediction": {"type": "content", "content": "x"},
     "prompt_cache_options": {"mode": "explicit"},
     "prompt_cache_retention": "24h",
-    "reasoning_effort": "high",
     "store": True,
     "verbosity": "low",
     "web_search_options": {},
@@ -63,8 +58,6 @@ MESSAGE_WISHES: dict[str, Any] = {
     "audio": {"id": "a"},
     "annotations": [{"type": "url_citation"}],
     "function_call": FUNCTION,
-    "tool_calls": [TOOL],
-    "tool_call_id": "call_1",
 }
 PART_WISHES: dict[str, Any] = {"prompt_cache_breakpoint": {"mode": "explicit"}}
 
@@ -219,7 +212,7 @@ def test_wrong_values_are_named(server: FakeServer, path: str, fields: dict[str,
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages.0.mood"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
@@ -286,7 +279,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "x"}}]
         (
             CHAT,
             {"messages": [{"role": "user", "content": None}]},
-            "messages.0.content: must be a string or a list of text parts",
+            "messages.0.content is missing",
         ),
         (
             CHAT,

@@ -102,13 +102,33 @@ BAD_COMPLETIONS: list[dict[str, Any]] = [
 GOOD_CHATS: list[dict[str, Any]] = [
     {"logprobs": True, "top_logprobs": 5, "response_format": {"type": "text"}, "tools": []},
     {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}]},
+    {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tool_choice": "auto",
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "x"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "y"},
+        ]
+    },
 ]
 BAD_CHATS: list[dict[str, Any]] = [
     {"store": True},
     {"store": 0},
     {"tools": [{}]},
     {"messages": []},
-    {"messages": [{"role": "tool", "content": "x"}]},
+    {"messages": [{"role": "function", "content": "x"}]},
+    {"tool_choice": "maybe"},
+    {"tool_choice": {"type": "custom", "custom": {"name": "f"}}},
+    {"tools": [{"type": "function", "function": {"name": "no such"}}]},
+    {"tools": [{"type": "function", "function": {"name": "f"}}] * 129},
+    {"reasoning_effort": "extreme"},
     {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
 ]
 STARTS: dict[str, dict[str, Any]] = {

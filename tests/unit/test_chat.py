@@ -222,8 +222,8 @@ def test_every_way_of_reading_a_field_counts(read: str) -> None:
 
 def test_a_field_that_the_template_reads_is_passed_on() -> None:
     source = "{% for m in messages %}{{ m.name or m.tool_calls[0].id }}{% endfor %}"
-    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": 5}]}
-    assert template(source).render([{"role": "user", "content": "a", "name": "Ann"}, calls]) == "Ann5"
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "call_5", "function": {"name": "f"}}]}
+    assert template(source).render([{"role": "user", "content": "a", "name": "Ann"}, calls]) == "Anncall_5"
 
 
 def test_a_developer_is_a_system_to_templates_that_know_no_developer() -> None:
@@ -270,7 +270,7 @@ def reference(chat: ChatTemplate, messages: list[dict[str, str]], *, add_generat
 
     (text,), _ = render_jinja_template(
         [messages],
-        chat_template=chat._source,
+        chat_template=chat.source,
         add_generation_prompt=add_generation_prompt,
         **chat._special_tokens,
     )

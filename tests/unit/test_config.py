@@ -84,6 +84,8 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "step_timeout_s": plain("step_timeout_s", 0.5, 600.0),
     "prefill_chunk_tokens": plain("prefill_chunk_tokens", 16, 128),
     "prefix_cache": plain("prefix_cache", "off", "on"),
+    "tool_parser": plain("tool_parser", "hermes", "none"),
+    "reasoning_parser": plain("reasoning_parser", "think", "none"),
     "experimental_mtp_cohorts": (
         Sample(("--experimental-mtp-cohorts",), "1", "true", True),
         Sample(("--no-experimental-mtp-cohorts",), "0", "false", False),

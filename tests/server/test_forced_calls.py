@@ -1,0 +1,152 @@
+"""Calls that must be made fit their schemas; whatever can't be asked of tools is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from tests.server.asgi import chat, error_of
+from tests.server.fakes import fake_server
+from tests.server.scripted import ASK, CLOCK, WEATHER, Serve, choice_of, refusal, serving
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    with serving(tmp_path) as start:
+        yield start
+
+
+@pytest.mark.parametrize("mode", ["ar_batch", "mtp_batch"])
+@pytest.mark.parametrize(
+    ("choice", "functions"),
+    [
+        ("required", {"get_weather", "get_time"}),
+        ({"type": "function", "function": {"name": "get_weather"}}, {"get_weather"}),
+    ],
+)
+def test_a_call_that_must_be_made_fits_its_schema(serve: Serve, mode: str, choice: Any, functions: set[str]) -> None:
+    """The model is noise at temperature 1: whatever is valid comes of the grammar."""
+    server = serve(mode=mode)
+    validator = jsonschema_rs.validator_for(WEATHER["function"]["parameters"])
+    called = set()
+    for seed in range(20):
+        found = choice_of(server, tools=[WEATHER, CLOCK], tool_choice=choice, temperature=1, seed=seed, max_tokens=1500)
+        assert found["finish_reason"] == "tool_calls"
+        assert found["message"]["content"] is None
+        assert isinstance(choice, str) or len(found["message"]["tool_calls"]) == 1
+        for call in found["message"]["tool_calls"]:
+            called.add(call["function"]["name"])
+            arguments = json.loads(call["function"]["arguments"])
+            assert arguments == {} if call["function"]["name"] == "get_time" else validator.is_valid(arguments)
+    assert called == functions
+
+
+def test_a_single_call_that_must_be_made(serve: Serve) -> None:
+    found = choice_of(
+        serve(), tools=[WEATHER, CLOCK], tool_choice="required", parallel_tool_calls=False, temperature=1, seed=3
+    )
+    assert len(found["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("bad", [{"pattern": "("}, {"type": "strin"}, {"$ref": "https://example.org/schema"}])
+def test_a_schema_that_no_call_can_be_held_to_is_named(serve: Serve, bad: dict[str, Any]) -> None:
+    wrong = {
+        "type": "function",
+        "function": {"name": "bad", "parameters": {"properties": {"x": {"type": "string", **bad}}}},
+    }
+    error = refusal(serve(), tools=[CLOCK, wrong], tool_choice="required")
+    assert error["param"] == "tools.1.function.parameters"
+    named = {"type": "function", "function": {"name": "bad"}}
+    assert refusal(serve(), tools=[CLOCK, wrong], tool_choice=named)["param"] == "tools.1.function.parameters"
+
+
+def test_references_inside_a_schema_are_followed(serve: Serve) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/point"}},
+        "required": ["at"],
+        "$defs": {"point": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}},
+    }
+    tool = {"type": "function", "function": {"name": "go", "parameters": schema}}
+    found = choice_of(serve(), tools=[tool], tool_choice="required", temperature=1, seed=1)
+    for call in found["message"]["tool_calls"]:
+        assert jsonschema_rs.is_valid(schema, json.loads(call["function"]["arguments"]))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [WEATHER, CLOCK, WEATHER]}, "tools.2.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type"),
+        (
+            {"tools": [CLOCK, {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "tools.1.function.parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": []}}}]},
+            "tools.0.function.parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"required": "x"}}}]},
+            "tools.0.function.parameters",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 2**18}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [CLOCK], "tool_choice": 5}, "tool_choice"),
+        ({"tools": [CLOCK], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [CLOCK], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"messages": [*ASK, {"role": "tool", "content": "x"}]}, "messages.1.tool_call_id"),
+        ({"messages": [*ASK, {"role": "tool", "content": "x", "tool_call_id": "a"}]}, "messages.1.tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages.0.tool_call_id"),
+        ({"messages": [{"role": "assistant"}]}, "messages.0.content"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}],
+                    }
+                ]
+            },
+            "messages.0.tool_calls",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": ""}}],
+                    }
+                ]
+            },
+            "messages.0.tool_calls.0.id",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
+    response = chat(fake_server(tmp_path), **fields)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
+
+
+def test_a_server_that_reads_no_calls_refuses_tools(serve: Serve) -> None:
+    server = serve("x", tool_parser="none")
+    error = refusal(server, tools=[CLOCK])
+    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+    assert "--tool-parser" in error["message"]
+    assert choice_of(server, tools=[CLOCK], tool_choice="none")["message"]["content"] == "x"
