@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from mtplx.server.auth import ApiKeyCheck
 from mtplx.server.boundary import REQUEST_ID_HEADER, Boundary, record_of
@@ -34,6 +35,8 @@ from mtplx.telemetry.metrics import HttpMetrics
 from mtplx.telemetry.record import RequestRecord
 
 __all__ = ["ServerContext", "create_app"]
+
+GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 
 def create_app(context: ServerContext) -> FastAPI:
@@ -66,7 +69,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(_info_routes(info), dependencies=guards)
     app.include_router(_absent_routes(), dependencies=guards)
     _add_get(app, "/health", info.health, responses=errors(503))
-    _answer_errors(app, (metrics.count_request, log_request, *context.observers))
+    _answer_errors(app, (metrics.count_request, log_request, *context.observers), _check_first(context))
     if context.settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
@@ -169,7 +172,22 @@ def _add_get(router: APIRouter | FastAPI, path: str, handler: Callable[..., Any]
     router.add_api_route(path, handler, methods=["HEAD"], **{**described, "include_in_schema": False})
 
 
-def _answer_errors(app: FastAPI, observers: Iterable[Callable[[RequestRecord], None]]) -> None:
+def _check_first(context: ServerContext) -> Callable[[Scope], None]:
+    """Refuses what can't be admitted before it is routed, read and parsed, which is what a flood costs.
+
+    Where there are keys they come first, and so the long way.
+    """
+
+    def check(scope: Scope) -> None:
+        if not context.api_keys and scope["method"] == "POST" and scope["path"] in GENERATING_PATHS:
+            context.streams.check_room(1, 1)
+
+    return check
+
+
+def _answer_errors(
+    app: FastAPI, observers: Iterable[Callable[[RequestRecord], None]], check_first: Callable[[Scope], None]
+) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         found = answer_of(error)
         record_of(request).fail(found.code)
@@ -177,4 +195,4 @@ def _answer_errors(app: FastAPI, observers: Iterable[Callable[[RequestRecord], N
 
     for kind in PLANNED_ERRORS:
         app.add_exception_handler(kind, answer)
-    app.add_middleware(Boundary, observers=observers)
+    app.add_middleware(Boundary, observers=observers, check_first=check_first)

@@ -29,12 +29,19 @@ log = logging.getLogger(__name__)
 class Boundary:
     """Gives every answer an id, the client's own where it is harmless; turns surprises into a plain 500 in the log.
 
-    At a request's end, however it came, the observers hear of it.
+    `check_first` may refuse a request by raising, before anything is done for it. At a request's end, however it came,
+    the observers hear of it.
     """
 
-    def __init__(self, app: ASGIApp, observers: Iterable[Callable[[RequestRecord], None]]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        observers: Iterable[Callable[[RequestRecord], None]],
+        check_first: Callable[[Scope], None],
+    ) -> None:
         self._app = app
         self._observers = tuple(observers)
+        self._check_first = check_first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,6 +71,7 @@ class Boundary:
 
         try:
             _check_head(scope)
+            self._check_first(scope)
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             if not is_whole:  # else it is the end of what was said

@@ -159,6 +159,24 @@ def test_overload_is_503_with_retry_after(tmp_path: Path) -> None:
         assert ask(server, "GET", path).status_code == 200
 
 
+def test_a_full_server_says_so_before_it_reads_a_body_and_after_it_has_seen_a_key(tmp_path: Path) -> None:
+    """A flood costs as little as can be; whoever has no key learns nothing of the load."""
+    streams = FakeStreams(refusal=OverloadedError("the queue is full"))
+
+    async def never_read() -> Any:
+        raise AssertionError("the body was read")
+        yield b""
+
+    for path in (CHAT, COMPLETIONS, "/v1/messages", "/v1/responses"):
+        response = ask(fake_server(tmp_path, streams), "POST", path, content=never_read(), headers=JSON)
+        expected = 529 if path == "/v1/messages" else 503  # Anthropic has a number of its own
+        assert (response.status_code, response.headers["retry-after"]) == (expected, "1")
+    guarded = fake_server(tmp_path, streams, api_keys=["secret"])
+    assert complete(guarded).status_code == 401
+    with_key = ask(guarded, "POST", COMPLETIONS, json={}, headers={"authorization": "Bearer secret"})
+    assert with_key.status_code == 400, "with a key, a body is looked at first"
+
+
 def test_a_dead_engine_is_503_for_all_and_for_health(tmp_path: Path) -> None:
     streams = FakeStreams(refusal=EngineDeadError("the engine has died"), alive=False)
     server = fake_server(tmp_path, streams)
