@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from mtplx.errors import ModelError
 from mtplx.model.families import Config, Family, find_family
 from mtplx.model.spec import ModelSpec
+
+log = logging.getLogger(__name__)
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -19,6 +22,8 @@ def read_spec(folder: Path) -> ModelSpec:
         ModelError: no such folder or file, broken JSON, a missing field, or a model that isn't supported.
     """
     config = read_config(folder)
+    if "auto_map" in config:
+        log.warning("%s names Python code of its own (auto_map), which is never run", folder / "config.json")
     family = find_family(config)
     generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     num_heads = _size(config, "num_attention_heads")
