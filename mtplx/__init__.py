@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mtplx.sampling_params import SamplingParams
+from mtplx.sampling_params import Grammar, SamplingParams
 
 if TYPE_CHECKING:
     from mtplx.inference import Engine
 
 __version__ = "0.1.0"
 
-__all__ = ["Engine", "SamplingParams", "__version__"]
+__all__ = ["Engine", "Grammar", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:

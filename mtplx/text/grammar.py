@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from mtplx.errors import OverloadedError, RequestError
 from mtplx.sampling_params import Grammar
-from mtplx.text.grammar_trial import NO_TEXT, Question, one_line, parser_limits, try_out
+from mtplx.text.grammar_trial import NO_TEXT, Question, Verdict, one_line, parser_limits, try_out
 from mtplx.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_KEPT = 64  # grammars, and refusals of grammars
+MAX_KEPT = 64  # grammars, and refusals that would be the same again
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(token_id for token_id in eos_ids if token_id < vocab_size)
         self._lock = threading.Lock()
+        self._tokens_lock = threading.Lock()  # held for long, once
         self._ll_tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[Grammar, CompiledGrammar | str] = OrderedDict()  # the least lately asked for first
 
@@ -59,11 +60,13 @@ class GrammarCompiler:
         kept = self.kept(grammar)
         if kept is not None:
             return kept
-        found = self._compile(grammar)
-        with self._lock:
-            self._kept[grammar] = found
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+        verdict = self._tried(grammar)
+        found = verdict.refusal or self._over_tokens(verdict.grammar)
+        if verdict.is_certain:
+            with self._lock:
+                self._kept[grammar] = found
+                if len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
         return _told(grammar, found)
 
     def kept(self, grammar: Grammar) -> CompiledGrammar | None:
@@ -75,18 +78,19 @@ class GrammarCompiler:
             found = self._kept[grammar]
         return _told(grammar, found)
 
-    def _compile(self, grammar: Grammar) -> CompiledGrammar | str:
-        """The compiled grammar, or why there is none."""
+    def _tried(self, grammar: Grammar) -> Verdict:
         if not self._eos_ids:
-            return "this model has no end-of-sequence token, so no answer could end where a grammar does"
+            return Verdict(
+                refusal="this model has no end-of-sequence token, so no answer could end where a grammar does"
+            )
         question = Question(grammar.kind, grammar.source, self._special_tokens(), self._vocab_size)
         try:
-            verdict = try_out(question)
+            return try_out(question)
         except TimeoutExpired as error:
             raise OverloadedError("this machine is too busy to compile a grammar; try again later") from error
-        return verdict.refusal or self._over_tokens(verdict.grammar)
 
     def _over_tokens(self, source: str) -> CompiledGrammar | str:
+        """The compiled grammar, or why there is none."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokens(), source, log_level=0, limits=parser_limits())
@@ -99,7 +103,7 @@ class GrammarCompiler:
     def _tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        with self._lock:
+        with self._tokens_lock:
             if self._ll_tokenizer is None:
                 vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
                 self._ll_tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=sorted(self._eos_ids))

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
 
 CPU_S = 2
+MAX_STEP_CPU_S = 0.05  # everyone's tokens wait for that
 WALL_S = 60.0  # a backstop, long: a busy machine gives a process its seconds late
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 4 << 20  # half of what the server's own threads have
@@ -30,6 +33,9 @@ NO_TEXT = "no text matches it"
 
 _MAX_ROW_ITEMS = 10_000  # some 2,500 optional properties of one object
 _NUM_STEPS = 48
+
+# llguidance takes it with a rule, for callers that obey it.
+_TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]]*\btemperature\s*=", re.MULTILINE)
 
 # Between JSON's tokens: enough to indent, and an end to a model that would write nothing else.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
@@ -47,10 +53,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The grammar in llguidance's words, or one sentence that says why it can't be used."""
+    """The grammar in llguidance's words, or one sentence that says why it can't be used.
+
+    What was refused for its cost alone isn't certain: a machine may have been busy.
+    """
 
     grammar: str = ""
     refusal: str | None = None
+    is_certain: bool = True
 
 
 def try_out(question: Question) -> Verdict:
@@ -66,7 +76,7 @@ def try_out(question: Question) -> Verdict:
         return Verdict(**json.loads(child.stdout))
     if child.returncode < 0 or b"MemoryError" in child.stderr:  # ended by a limit or by a stack that overflowed
         why = f"it takes more than {CPU_S} seconds or too much memory to compile, or is nested too deeply"
-        return Verdict(refusal=why)
+        return Verdict(refusal=why, is_certain=False)
     raise RuntimeError(f"a grammar can't be tried out: {child.stderr.decode(errors='replace')}")
 
 
@@ -108,14 +118,20 @@ def _judge(question: Question) -> Verdict:
         return Verdict(refusal=one_line(str(error)))
     vocabulary = TokenizerWrapper(_Bytes(question.special_tokens, question.vocab_size))
     matcher = LLMatcher(LLTokenizer(vocabulary), grammar, log_level=0, limits=parser_limits())
-    _walk(matcher)
-    return Verdict(refusal=one_line(matcher.get_error())) if matcher.is_error() else Verdict(grammar)
+    slowest_s = _walk(matcher)
+    if matcher.is_error():
+        return Verdict(refusal=one_line(matcher.get_error()))
+    if slowest_s > MAX_STEP_CPU_S:
+        return Verdict(refusal="each of its tokens would take too long", is_certain=False)
+    return Verdict(grammar)
 
 
 def _for_llguidance(kind: str, source: str) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
+    if kind == "lark" and _TEMPERATURE.search(source):
+        raise ValueError("the temperature can't be set inside a grammar")
     if kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": _WHITESPACE})
     if kind == "regex":
@@ -123,17 +139,20 @@ def _for_llguidance(kind: str, source: str) -> str:
     return LLMatcher.grammar_from_lark(any_to_lark(source))
 
 
-def _walk(matcher: LLMatcher) -> None:
-    """Some first bytes of some text: what is too complex shows soon."""
-    luck = random.Random(0)
+def _walk(matcher: LLMatcher) -> float:
+    """Takes some first bytes of some text, since what is too complex shows soon; the seconds of the slowest."""
+    luck, slowest_s = random.Random(0), 0.0
     for _ in range(_NUM_STEPS):
         if matcher.is_error():
-            return
+            break
+        start_s = time.thread_time()
         mask = matcher.compute_bitmask()
+        slowest_s = max(slowest_s, time.thread_time() - start_s)
         allowed = [byte for byte in range(256) if mask[byte // 8] >> byte % 8 & 1]
         if not allowed:
-            return
+            break
         matcher.consume_token(luck.choice(allowed))
+    return slowest_s
 
 
 def _limit_this_process() -> None:

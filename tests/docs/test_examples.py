@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ def run(*command: str | Path) -> str:
 
 
 def test_all_examples_are_run_here() -> None:
-    assert sorted(path.name for path in EXAMPLES.iterdir()) == ["chat.py", "curl.sh", "inprocess.py", "status.py"]
+    names = ["chat.py", "curl.sh", "inprocess.py", "status.py", "structured.py"]
+    assert sorted(path.name for path in EXAMPLES.iterdir()) == names
 
 
 def test_chat_streams_an_answer(server: LiveServer) -> None:
@@ -47,6 +49,11 @@ def test_curl_gets_a_list_an_answer_and_a_stream(server: LiveServer) -> None:
 def test_status_names_the_mode_that_runs(server: LiveServer) -> None:
     program = (EXAMPLES / "status.py").read_text().replace("http://localhost:8000", server.url)
     assert run(sys.executable, "-c", program) == "ar_batch\n"
+
+
+def test_structured_reads_an_answer_into_a_class(server: LiveServer) -> None:
+    printed = run(sys.executable, EXAMPLES / "structured.py", f"{server.url}/v1")
+    assert re.fullmatch(r"name='\w{0,20}' length_km=\d{1,4} continent='(Africa|America|Asia|Europe)'\n", printed)
 
 
 @pytest.mark.real_model

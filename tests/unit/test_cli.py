@@ -53,7 +53,7 @@ def contents(body: Any) -> list[str]:
 def test_package_exports_what_it_says() -> None:
     from mtplx.inference import Engine
 
-    assert mtplx.__all__ == ["Engine", "SamplingParams", "__version__"]
+    assert mtplx.__all__ == ["Engine", "Grammar", "SamplingParams", "__version__"]
     assert mtplx.Engine is Engine
     with pytest.raises(AttributeError, match="no attribute 'Motor'"):
         mtplx.Motor  # noqa: B018

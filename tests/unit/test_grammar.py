@@ -126,6 +126,7 @@ def test_a_trial_that_cannot_be_made_is_no_verdict(monkeypatch: pytest.MonkeyPat
         (Grammar("lark", "root ::= nothing"), "nothing"),
         (Grammar("lark", "start: <|no_such_token|>"), "unknown special token"),
         (Grammar("lark", "gibberish"), "gibberish"),
+        (Grammar("lark", 'start: a\na[temperature=0.5]: "x"'), "temperature can't be set"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_a_reason(
@@ -166,6 +167,7 @@ def _ref_chain(length: int) -> str:
             schema(type="object", properties={f"p{number}": {"type": "null"} for number in range(4500)}),
             id="thousands of properties",
         ),
+        pytest.param(Grammar("lark", "start: " + " ".join(['"a"?'] * 3000)), id="slow at each token"),
         pytest.param(Grammar("lark", "start: " + "(" * 50_000 + '"a"' + ")" * 50_000), id="brackets"),
         pytest.param(Grammar("regex", "(" * 50_000 + "a" + ")" * 50_000), id="groups"),
         pytest.param(Grammar("json_schema", '{"items":' * 9000 + "{}" + "}" * 9000), id="nested schemas"),
