@@ -115,6 +115,10 @@ class ChatCompletionRequest(ExtendedRequest):
     function_call: Annotated[Any, Refused(NO_FUNCTIONS, (None, "none", "auto"))] = None
     echo: Annotated[Any, Refused("the conversation is not repeated in the answer", (None, False))] = None
     chat_template: Annotated[Any, Refused("the model's own is used: one of a client could keep the server busy")] = None
+    add_generation_prompt: Annotated[Any, Refused("the assistant's turn is always opened", (None, True))] = None
+    continue_final_message: Annotated[
+        Any, Refused("an answer is a message of its own; a text is continued by completions", (None, False))
+    ] = None
     documents: Annotated[Any, Refused("write them into a message", (None, []))] = None
     mm_processor_kwargs: Annotated[Any, Refused(NO_AUDIO)] = None
     audio: Annotated[Any, Refused(NO_AUDIO)] = None
