@@ -75,7 +75,11 @@ def test_the_urgent_start_before_those_who_wait_already(tmp_path: Path, mode: st
     """One place and one who holds it until both others wait; the later, urgent one is next."""
     may_go = threading.Event()
     may_go.set()
-    runner = FakeDraftingRunner(fault=lambda plan: None if may_go.wait(30) else None)
+
+    def hold(plan: StepPlan) -> None:
+        assert may_go.wait(30)
+
+    runner = FakeDraftingRunner(fault=hold)
     width = {} if mode in ("serial", "hyper") else {"decode_batch_max": 1}
     with live_server(tmp_path, runner, mode, **width) as server:
 
