@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mtplx.text.tokenizer import Tokenizer
+from tests.fakes import write_byte_tokenizer
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind.",
@@ -67,3 +71,13 @@ def words() -> Tokenizer:
     backend = tokenizers.Tokenizer(models.WordLevel({"the": 0, "dog": 1, "é": 2, " ": 3}, unk_token="the"))
     backend.add_special_tokens(SPECIAL)
     return Tokenizer(backend, {})
+
+
+def marker_tokenizer(folder: Path) -> Tokenizer:
+    """A byte tokenizer whose special tokens 257 to 259 are <tool_call>, </tool_call> and </think>."""
+    path = write_byte_tokenizer(folder) / "tokenizer.json"
+    text = path.read_text()
+    for old, new in (("<user>", "<tool_call>"), ("<assistant>", "</tool_call>"), ("<pad>", "</think>")):
+        text = text.replace(json.dumps(old), json.dumps(new))
+    path.write_text(text)
+    return Tokenizer.load(folder)
