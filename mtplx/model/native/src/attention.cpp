@@ -7,7 +7,7 @@ namespace mtplx {
 
 namespace {
 
-constexpr int TILE_QUERIES = LANES == 16 ? 4 : LANES == 8 ? 3 : 2;
+constexpr int TILE_QUERIES = LANES == 16 ? 6 : LANES == 8 ? 3 : 2;
 constexpr int BLOCKS_AT_ONCE = LANES == 16 ? 4 : 2;  // so that sums needn't wait for each other
 constexpr int VALUE_VECTORS = 4;
 constexpr int QUERY_BATCH = 48;
@@ -40,21 +40,21 @@ void score(const Blocks<Element> &blocks, int begin, int end, int head_dim, cons
             later[b] = has_more ? blocks.keys[first + b + AHEAD] : blocks.values[std::min(first + b, end - 1) % AHEAD];
         }
         Floats sums[T][BLOCKS_AT_ONCE * PARTS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int t = 0; t < T; t++)
 #pragma GCC unroll 8
             for (int v = 0; v < BLOCKS_AT_ONCE * PARTS; v++) sums[t][v] = Floats{};
         for (int d = 0; d < head_dim; d++) {
 #pragma GCC unroll 4
-            for (int b = 0; b < BLOCKS_AT_ONCE; b++) __builtin_prefetch(later[b] + d * BLOCK);
+            for (int b = 0; b < BLOCKS_AT_ONCE; b++) __builtin_prefetch(later[b] + d * BLOCK, 0, 2);
 #pragma GCC unroll 8
             for (int v = 0; v < BLOCKS_AT_ONCE * PARTS; v++) {
                 const Floats key = load(keys[v / PARTS] + d * BLOCK + v % PARTS * LANES);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int t = 0; t < T; t++) sums[t][v] = multiply_add(key, splat(queries[t].query[d]), sums[t][v]);
             }
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int t = 0; t < T; t++)
 #pragma GCC unroll 8
             for (int v = 0; v < BLOCKS_AT_ONCE * PARTS; v++) {
@@ -87,24 +87,27 @@ void soften(const Query &query, int head_dim, float *scores) {
 template <class Element, int T, int C>
 void add_values(const Blocks<Element> &blocks, int begin, int end, int d, int head_dim, const Query *queries,
                 const Scores *weights) {
+    constexpr int LINE = 64 / sizeof(Element);
     Floats sums[T][C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) sums[t][c] = load(queries[t].partial + d + c * LANES);
     for (int key = begin; key < end; key++) {
         const int place = key % BLOCK * head_dim + d;
         const Element *value = blocks.values[key / BLOCK] + place;
-        __builtin_prefetch(blocks.values[std::min(key / BLOCK + AHEAD, (end - 1) / BLOCK)] + place);
+        const Element *later = blocks.values[std::min(key / BLOCK + AHEAD, (end - 1) / BLOCK)] + place;
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c += std::max(LINE / LANES, 1)) __builtin_prefetch(later + c * LANES, 0, 2);
         Floats values[C];
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) values[c] = load(value + c * LANES);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int t = 0; t < T; t++)
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++) sums[t][c] = multiply_add(values[c], splat(weights[t][key]), sums[t][c]);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) store(queries[t].partial + d + c * LANES, sums[t][c]);
@@ -157,7 +160,9 @@ void attend_all(const Blocks<Element> &blocks, int head_dim, const Query *querie
             case 1: attend<Element, 1>(blocks, head_dim, from); break;
             case 2: attend<Element, 2>(blocks, head_dim, from); break;
             case 3: attend<Element, std::min(3, TILE_QUERIES)>(blocks, head_dim, from); break;
-            default: attend<Element, std::min(4, TILE_QUERIES)>(blocks, head_dim, from); break;
+            case 4: attend<Element, std::min(4, TILE_QUERIES)>(blocks, head_dim, from); break;
+            case 5: attend<Element, std::min(5, TILE_QUERIES)>(blocks, head_dim, from); break;
+            default: attend<Element, std::min(6, TILE_QUERIES)>(blocks, head_dim, from); break;
         }
     }
 }
