@@ -29,7 +29,6 @@ _PATTERNS = {
     r"parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     r"response_format\.json_schema": "output_config.format",
     r"response_format": "output_config.format",
-    r"chat_template_kwargs(\..*)?": "thinking",
 }
 
 
@@ -40,12 +39,15 @@ def chat_of_messages(body: CountTokensRequest) -> tuple[ChatCompletionRequest, N
         RequestError: chat completions refuse it, or a block is in a turn of the wrong role.
     """
     placed = joined(_turns(body), roles=("user", "assistant", "system"))
-    names = Names([path for path, _ in placed], _PATTERNS)
+    thinking = _thinking_fields(body)
+    effort = "thinking" if thinking.get("reasoning_effort") == "none" else "output_config.effort"
+    names = Names([path for path, _ in placed], {**_PATTERNS, "reasoning_effort": effort})
     fields = {
         "model": body.model,
         "messages": [finished(message) for _, message in placed],
         **_tool_fields(body.tools, body.tool_choice),
         **_answer_fields(body.output_config),
+        **thinking,
         **(_generation_fields(body) if isinstance(body, MessagesRequest) else {}),
     }
     return chat_request(fields, names), names
@@ -95,6 +97,18 @@ def _answer_fields(config: OutputConfig | None) -> Fields:
         )
     schema = {"name": "answer", "schema": config.format["schema"]}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _thinking_fields(body: CountTokensRequest) -> Fields:
+    is_disabled = body.thinking is not None and body.thinking.type == "disabled"
+    effort = body.output_config.effort if body.output_config else None
+    if effort in (None, "high"):
+        return {"reasoning_effort": "none"} if is_disabled else {}
+    if is_disabled:
+        raise RequestError(
+            f"output_config.effort: {effort} contradicts thinking, which is disabled", "output_config.effort"
+        )
+    return {"reasoning_effort": effort}
 
 
 def _turns(body: CountTokensRequest) -> Iterator[Placed]:

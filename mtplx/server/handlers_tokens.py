@@ -10,7 +10,7 @@ from starlette.requests import Request
 from mtplx.errors import ContextLengthError
 from mtplx.server.body import read_model
 from mtplx.server.context import ServerContext
-from mtplx.server.handlers import CHAT, COMPLETIONS, CompletionHandlers, check_model_name
+from mtplx.server.handlers import COMPLETIONS, CompletionHandlers, check_model_name
 from mtplx.server.protocol import check_token_ids
 from mtplx.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 from mtplx.server.responses import TokenizedText, Tokens
@@ -28,13 +28,11 @@ class TokenHandlers:
         body = await read_model(request, TokenizeRequest)
         body.check()
         self._check_model(body.model)
-        if body.messages is None:
-            text, endpoint = body.prompt or "", COMPLETIONS
+        if body.prompt is None:
+            tokens = await self._completions.chat_prompt(request, body.chat(self._context.model_name))
         else:
-            messages = [message.for_template() for message in body.messages]
-            text, endpoint = await self._completions.render(request, messages), CHAT
-        endpoint = replace(endpoint, adds_special_tokens=body.adds_special_tokens)
-        (tokens,) = await self._completions.encode_all(request, [text], endpoint)
+            endpoint = replace(COMPLETIONS, adds_special_tokens=body.add_special_tokens is not False)
+            (tokens,) = await self._completions.encode_all(request, [body.prompt], endpoint)
         spell = self._context.tokenizer.token
         return {
             "count": len(tokens),

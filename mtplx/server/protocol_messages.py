@@ -131,7 +131,9 @@ class Thinking(StrictModel):
     type: Annotated[
         Literal["adaptive", "disabled"],
         Worded('must be "adaptive" or "disabled": the model thinks as long as it likes, budgets can\'t be kept'),
-    ] = Field(description="adaptive leaves it to the model, which is the default; disabled asks its template not to")
+    ] = Field(
+        description="adaptive leaves it to the model, the default; disabled is refused where it can't be kept from it"
+    )
     display: Annotated[Any, Refused("thinking is shown as it is")] = None
 
 
@@ -139,7 +141,9 @@ class OutputConfig(StrictModel):
     """What the answer must be."""
 
     format: dict[str, Any] | None = Field(None, description='{"type": "json_schema", "schema": {...}}')
-    effort: Annotated[Any, Refused("the model's effort can't be set", (None, "high"))] = None
+    effort: Literal["low", "medium", "high", "xhigh"] | None = Field(
+        None, description="as reasoning_effort in chat completions, but that high, the default, asks nothing"
+    )
 
 
 class CountTokensRequest(StrictModel):

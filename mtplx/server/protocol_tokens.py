@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pydantic import Field
+from pydantic_core import to_json
 
 from mtplx.errors import RequestError
 from mtplx.server.protocol import StrictModel, TokenIds
-from mtplx.server.protocol_chat import Messages
+from mtplx.server.protocol_chat import ChatCompletionRequest, Messages, TemplateVariables
+from mtplx.server.protocol_tools import Tools
+
+_OF_A_CHAT = {"messages", "tools", "chat_template_kwargs", "add_special_tokens"}
 
 
 class TokenizeRequest(StrictModel):
@@ -15,6 +19,10 @@ class TokenizeRequest(StrictModel):
     model: str | None = Field(None, description="the served model's name, which is the default; another is 404")
     prompt: str | None = Field(None, description="a text; this or messages")
     messages: Messages | None = Field(None, description="a conversation, as in chat completions; this or prompt")
+    tools: Tools | None = Field(None, description="as in chat completions; with messages alone")
+    chat_template_kwargs: TemplateVariables | None = Field(
+        None, description="as in chat completions; with messages alone"
+    )
     add_special_tokens: bool | None = Field(
         None,
         description="what the tokenizer adds around a text, such as a bos token; default: for a prompt, not for "
@@ -22,14 +30,18 @@ class TokenizeRequest(StrictModel):
     )
     return_token_strs: bool | None = Field(None, description="the tokens as the vocabulary spells them, too")
 
-    @property
-    def adds_special_tokens(self) -> bool:
-        return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
-
     def check(self) -> None:
-        """Raises RequestError unless there is either a text or a conversation."""
+        """Raises RequestError unless there is either a text or a conversation, and nothing that goes with the other."""
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("give either prompt or messages", "prompt")
+        for name in ("tools", "chat_template_kwargs"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise RequestError(f"{name} goes with messages", name)
+
+    def chat(self, model: str) -> ChatCompletionRequest:
+        """The request of chat completions that is asked with the same prompt."""
+        fields = self.model_dump(include=_OF_A_CHAT, exclude_unset=True)
+        return ChatCompletionRequest.model_validate_json(to_json({"model": model, **fields}))
 
 
 class DetokenizeRequest(StrictModel):

@@ -21,7 +21,6 @@ from mtplx.server.protocol import StrictModel
 from mtplx.server.protocol_messages import (
     CountTokensRequest,
     MessagesRequest,
-    OutputConfig,
     TextBlock,
     Thinking,
     Tool,
@@ -59,7 +58,6 @@ WISHES: dict[type[BaseModel], dict[str, Any]] = {
         "input_examples": [{"x": 1}],
     },
     Thinking: {"display": "omitted"},
-    OutputConfig: {"effort": "max"},
 }
 # Where a model of a field is in a body, as path and as the body's part around it.
 PLACES: dict[type[BaseModel], tuple[str, Any]] = {
@@ -88,7 +86,6 @@ PLACES: dict[type[BaseModel], tuple[str, Any]] = {
     ),
     Tool: ("tools.0.", lambda fields: {"tools": [{"name": "f", "input_schema": {}, **fields}]}),
     Thinking: ("thinking.", lambda fields: {"thinking": {"type": "adaptive", **fields}}),
-    OutputConfig: ("output_config.", lambda fields: {"output_config": fields}),
 }
 
 
