@@ -51,6 +51,7 @@ GRAMMARS: tuple[dict[str, Any], ...] = (
     {"regex": "[a-z]{2,8}( [0-9]+)?"},
     {"choice": ["yes", "no", "perhaps"]},
 )
+TOOL = {"type": "function", "function": {"name": "keep", "parameters": SCHEMA}}
 Choice = dict[str, Any]  # what must not depend on how it was computed, of one choice
 SMALL_CACHE, WIDTH, CLIENTS = 2048, 8, 16
 
@@ -167,6 +168,8 @@ def _fields(rng: random.Random, *, is_chat: bool) -> dict[str, Any]:
     for share, fields in maybe:
         if rng.random() < share:
             body |= fields
+    if is_chat and not {"structured_outputs", "ignore_eos"} & body.keys() and rng.random() < 0.2:
+        body |= {"tools": [TOOL], "tool_choice": rng.choice(["auto", "required"])}
     return body
 
 
@@ -198,14 +201,31 @@ def _essence(choice: dict[str, Any]) -> Choice:
         "text": choice.get("text") or said.get("content") or "",
         "token_ids": choice.get("token_ids") or [],
         "logprobs": list(entries),
+        "calls": _calls(said.get("tool_calls") or ()),
         "finish_reason": choice.get("finish_reason"),
     }
+
+
+def _calls(pieces: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Name and arguments of each call; of one that a stream has only begun to tell, what it has told."""
+    calls: list[list[str]] = []
+    for number, piece in enumerate(pieces):
+        index, function = piece.get("index", number), piece["function"]
+        calls += [["", ""] for _ in range(index + 1 - len(calls))]
+        calls[index] = [
+            calls[index][0] + (function.get("name") or ""),
+            calls[index][1] + (function.get("arguments") or ""),
+        ]
+    return calls
 
 
 def _join(whole: Choice, piece: Choice) -> None:
     whole["text"] += piece["text"]
     whole["token_ids"] += piece["token_ids"]
     whole["logprobs"] += piece["logprobs"]
+    whole["calls"] += [["", ""] for _ in piece["calls"][len(whole["calls"]) :]]
+    for mine, more in zip(whole["calls"], piece["calls"], strict=False):
+        mine[:] = [told + new for told, new in zip(mine, more, strict=True)]
     whole["finish_reason"] = piece["finish_reason"] or whole["finish_reason"]
 
 

@@ -22,12 +22,19 @@ from mtplx.text.answer_format import resolve_answer_format
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.grammar import GrammarCompiler
 from mtplx.text.tokenizer import Tokenizer
-from tests.fakes import FakeRunner, write_byte_tokenizer
+from tests.fakes import FakeDraftingRunner, FakeRunner, write_byte_tokenizer
 
 MODEL = "fake-model"
 COHORT = "mtp_cohort_experimental"
 MODES = ("serial", "cooperative", "ar_batch", COHORT)
 DRAFTING_MODES = ("serial", "cooperative", "mtp_batch", COHORT, "hyper")
+NEED_HEAD = ("mtp_batch", "hyper")
+ALL_MODES = (*MODES, *NEED_HEAD)
+
+
+def fake_for(mode: str, **fake: Any) -> FakeRunner:
+    """A runner that the mode can run on: with a head that is often right where it needs one."""
+    return FakeDraftingRunner(0.6, **fake) if mode in NEED_HEAD else FakeRunner(**fake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,10 @@ def live_server(
     `send_buffer` is how many bytes the system may hold for a client, by default megabytes.
     """
     given: dict[str, Any] = {"scheduler_mode": mode, "port": 0, "drain_timeout_s": 5}
-    if mode == COHORT:  # at a fixed depth, since costs would be measured with the fake's script and faults
+    if mode in (
+        COHORT,
+        *NEED_HEAD,
+    ):  # at a fixed depth, since costs would be measured with the fake's script and faults
         given |= {"experimental_mtp_cohorts": True, "draft_depth": 4}
     assembly = fake_assembly(folder, runner, Settings(**{**given, **settings}))
     service = Service(assembly)

@@ -376,7 +376,7 @@ class TestReports:
         assert float(values['mtplx_draft_depths_total{depth="3"}']) == drafts["depth_histogram"]["3"]
 
     def test_auto_shows_its_costs_and_its_reason(self, tmp_path: Path) -> None:
-        with live_server(tmp_path, FakeDraftingRunner(0.0), "mtp_batch") as server:
+        with live_server(tmp_path, FakeDraftingRunner(0.0), "mtp_batch", draft_depth="auto") as server:
             ask(server, "hello", temperature=0, max_tokens=300, ignore_eos=True)
             drafts = server.status()["drafts"]
         assert set(drafts["costs_ms"]["step"]) == {"1", "2", "4", "8", "16", "32", "64", "128"}

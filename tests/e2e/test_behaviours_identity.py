@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeRunner
-from tests.live import MODES, LiveServer, live_server
+from tests.live import ALL_MODES, MODES, LiveServer, fake_for, live_server
 
 PROMPTS = ["a", "of three", "a prompt of some words", "x" * 37, "12345", "the quick brown fox", "y" * 64, "zz " * 30]
 SEEDED = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 12, "return_token_ids": True}
@@ -60,7 +60,7 @@ def test_b16_same_ids_at_every_mode_chunk_and_concurrency(
     tmp_path: Path, mode: str, chunk: int, concurrency: int, oracle: dict[str, tuple[Answer, Answer]]
 ) -> None:
     with (
-        live_server(tmp_path, FakeRunner(), mode, prefill_chunk_tokens=chunk) as server,
+        live_server(tmp_path, fake_for(mode), mode, prefill_chunk_tokens=chunk) as server,
         ThreadPoolExecutor(concurrency) as pool,
     ):
         greedy = list(pool.map(lambda p: ask(server, p, temperature=0, max_tokens=12, return_token_ids=True), PROMPTS))
@@ -73,7 +73,7 @@ def test_b16_same_ids_at_every_mode_chunk_and_concurrency(
 @pytest.mark.parametrize("mode", MODES)
 def test_b26_the_seed_alone_decides(tmp_path: Path, mode: str) -> None:
     body = {"temperature": 1, "max_tokens": 16, "return_token_ids": True}
-    with live_server(tmp_path, FakeRunner(), mode) as server:
+    with live_server(tmp_path, fake_for(mode), mode) as server:
         alone = ask(server, "tell me", seed=7, **body)
         with load(server):
             loaded = ask(server, "tell me", seed=7, **body)
@@ -87,10 +87,10 @@ def test_b26_the_seed_alone_decides(tmp_path: Path, mode: str) -> None:
     assert ids(replayed) == ids(unseeded[0]), "the reported seed gives the answer again"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ALL_MODES)
 def test_b28_n_choices_are_distinct_repeatable_and_begin_with_the_single_one(tmp_path: Path, mode: str) -> None:
     body = {"temperature": 1, "seed": 5, "max_tokens": 12, "return_token_ids": True}
-    with live_server(tmp_path, FakeRunner(), mode) as server:
+    with live_server(tmp_path, fake_for(mode), mode) as server:
         single = ask(server, "four", **body)
         first = ask(server, "four", n=4, **body)
         with load(server):

@@ -16,10 +16,10 @@ import pytest
 
 from mtplx.batching.state import StepPlan
 from tests.fakes import FakeRunner, saying
-from tests.live import MODEL, MODES, LiveServer, live_server
+from tests.live import ALL_MODES, MODEL, MODES, LiveServer, fake_for, live_server
 
 DEADLINE_S = 20.0
-WIDTH_2 = dict.fromkeys(MODES, 2) | {"serial": 1}
+WIDTH_2 = dict.fromkeys(ALL_MODES, 2) | {"serial": 1, "hyper": 1}
 
 
 class Gate:
@@ -95,9 +95,9 @@ def test_b44_a_long_prompt_leaves_gaps_of_one_chunk(tmp_path: Path, mode: str) -
     assert 32 <= max(gaps) <= 64, "chunks ran between its tokens, one at a time"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ALL_MODES)
 def test_b45_huge_and_small_requests_all_end_in_a_small_cache(tmp_path: Path, mode: str) -> None:
-    runner = FakeRunner(num_blocks=40, block_size=4, max_position=512)  # 160 tokens
+    runner = fake_for(mode, num_blocks=40, block_size=4, max_position=512)  # 160 tokens
     with live_server(tmp_path, runner, mode) as server, ThreadPoolExecutor(9) as pool:
         huge = pool.submit(post, server, prompt="H" * 120, max_tokens=40)
         small = [pool.submit(post, server, prompt=f"s{k}", max_tokens=10, temperature=0) for k in range(8)]
@@ -109,10 +109,10 @@ def test_b45_huge_and_small_requests_all_end_in_a_small_cache(tmp_path: Path, mo
         assert is_idle(server)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ALL_MODES)
 @pytest.mark.parametrize("streaming", [True, False])
 def test_b51_a_client_that_leaves_costs_nothing_more(tmp_path: Path, mode: str, streaming: bool) -> None:
-    runner = FakeRunner(num_blocks=2048, max_position=8000, fault=lambda plan: time.sleep(0.001))
+    runner = fake_for(mode, num_blocks=2048, max_position=8000, fault=lambda plan: time.sleep(0.001))
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 7000, "stream": streaming}
     with live_server(tmp_path, runner, mode) as server:
         _post_and_leave(server, json.dumps(body).encode(), leave_when=lambda: len(runner.plans) > 3)
@@ -129,7 +129,7 @@ def _post_and_leave(server: LiveServer, body: bytes, leave_when: Callable[[], bo
         assert eventually(leave_when)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ALL_MODES)
 def test_b55_one_bad_request_fails_alone(tmp_path: Path, mode: str) -> None:
     """The request whose prompt holds a '!' makes every step it is in raise; the others in that step go on."""
     poisoned: set[int] = set()
@@ -139,7 +139,7 @@ def test_b55_one_bad_request_fails_alone(tmp_path: Path, mode: str) -> None:
         if any(row.seq_id in poisoned and row.num_logits for row in plan.rows):
             raise RuntimeError("this request breaks the model")
 
-    with live_server(tmp_path, FakeRunner(fault=fault), mode) as server, ThreadPoolExecutor(5) as pool:
+    with live_server(tmp_path, fake_for(mode, fault=fault), mode) as server, ThreadPoolExecutor(5) as pool:
         good = [pool.submit(post, server, prompt=f"good {k}", max_tokens=30, temperature=0) for k in range(4)]
         bad = post(server, prompt="bad!", max_tokens=30)
         answers = [future.result(DEADLINE_S) for future in good]
@@ -168,14 +168,15 @@ def test_b55_a_dead_engine_says_so(tmp_path: Path) -> None:
         assert client.get("/v1/status").status_code == 200
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ALL_MODES)
 @pytest.mark.parametrize("n", [1, 4])
 def test_b56_b57_a_full_queue_refuses_at_once_and_counts_choices(tmp_path: Path, mode: str, n: int) -> None:
     """Width 2 (serial 1) and a queue of 4: that many choices are served, all others get 503 while nothing has run."""
     gate = Gate()
     room = (WIDTH_2[mode] + 4) // n
+    width = {} if mode == "hyper" else {"decode_batch_max": 2}
     with (
-        live_server(tmp_path, FakeRunner(fault=gate), mode, decode_batch_max=2, max_queue=4) as server,
+        live_server(tmp_path, fake_for(mode, fault=gate), mode, max_queue=4, **width) as server,
         ThreadPoolExecutor(64) as pool,
     ):
         answers: list[Future[httpx.Response]] = [

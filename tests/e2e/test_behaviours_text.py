@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import EOS, FakeRunner, saying
-from tests.live import MODEL, MODES, LiveServer, live_server
+from tests.fakes import EOS, saying
+from tests.live import ALL_MODES, MODEL, LiveServer, fake_for, live_server
 
 PROMPT = "hello"
 LONG = "E" * 3 + "EN is not it, the END of it"
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=ALL_MODES)
 def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def hashing(tmp_path: Path, mode: str) -> Iterator[LiveServer]:
-    with live_server(tmp_path, FakeRunner(), mode) as server:
+    with live_server(tmp_path, fake_for(mode), mode) as server:
         yield server
 
 
@@ -45,7 +45,7 @@ def test_b3_no_part_of_a_stop_string_is_sent(tmp_path: Path, mode: str) -> None:
     """The text that only looked like the stop string comes out; the stop string itself never does."""
     script = saying(LONG, prompt_len=chat_prompt_len())
     messages = [{"role": "user", "content": PROMPT}]
-    with live_server(tmp_path, FakeRunner(script=script), mode) as server:
+    with live_server(tmp_path, fake_for(mode, script=script), mode) as server:
         whole = server.post("/v1/chat/completions", messages=messages, stop=["END"])["choices"][0]
         chunks = stream(server, "/v1/chat/completions", messages=messages, stop=["END"])
     pieces = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
@@ -54,13 +54,13 @@ def test_b3_no_part_of_a_stop_string_is_sent(tmp_path: Path, mode: str) -> None:
 
 
 def test_b3_held_text_is_flushed_at_the_end(tmp_path: Path, mode: str) -> None:
-    with live_server(tmp_path, FakeRunner(script=saying("the EN", prompt_len=5)), mode) as server:
+    with live_server(tmp_path, fake_for(mode, script=saying("the EN", prompt_len=5)), mode) as server:
         answer = server.post("/v1/completions", prompt=PROMPT, stop=["END"], max_tokens=50)["choices"][0]
     assert (answer["text"], answer["finish_reason"]) == ("the EN", "stop")
 
 
 def test_b5_nothing_after_the_end_unless_it_is_ignored(tmp_path: Path, mode: str) -> None:
-    with live_server(tmp_path, FakeRunner(script=saying("ab", prompt_len=5, then=EOS)), mode) as server:
+    with live_server(tmp_path, fake_for(mode, script=saying("ab", prompt_len=5, then=EOS)), mode) as server:
         ended = server.post("/v1/completions", prompt=PROMPT, max_tokens=9, return_token_ids=True)["choices"][0]
         going = server.post("/v1/completions", prompt=PROMPT, max_tokens=9, ignore_eos=True, return_token_ids=True)
     assert (ended["text"], ended["finish_reason"]) == ("ab", "stop")
@@ -70,7 +70,7 @@ def test_b5_nothing_after_the_end_unless_it_is_ignored(tmp_path: Path, mode: str
 
 
 def test_b6_min_tokens_holds_against_stop_strings_and_eos(tmp_path: Path, mode: str) -> None:
-    with live_server(tmp_path, FakeRunner(script=saying("abcdefghijc", prompt_len=5)), mode) as server:
+    with live_server(tmp_path, fake_for(mode, script=saying("abcdefghijc", prompt_len=5)), mode) as server:
         late = server.post("/v1/completions", prompt=PROMPT, max_tokens=20, min_tokens=8, stop=["c"])
         banned = server.post("/v1/completions", prompt=PROMPT, max_tokens=20, min_tokens=14)
     assert late["choices"][0]["text"] == "abcdefghij"

@@ -14,9 +14,8 @@ import pytest
 from tests.e2e.test_behaviours_load import eventually, is_idle
 from tests.fakes import FakeDraftingRunner
 from tests.faults import Hold
-from tests.live import DRAFTING_MODES, MODEL, MODES, LiveServer, live_server
+from tests.live import ALL_MODES, MODEL, LiveServer, live_server
 
-ALL_MODES = tuple(dict.fromkeys((*MODES, *DRAFTING_MODES)))
 MAX_TOKENS = 9
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.test_behaviours_load import is_idle
 from tests.fakes import FakeDraftingRunner, History
 from tests.faults import BAD_LOGITS, SickRunner
-from tests.live import MODEL, LiveServer, live_server
+from tests.live import ALL_MODES, MODEL, LiveServer, live_server
 
 NEIGHBOURS = [{"prompt": f"well {k}", "max_tokens": 30, "temperature": k % 2, "seed": k} for k in range(4)]
 SAMPLED = {"prompt": "four", "max_tokens": 8, "temperature": 1, "seed": 5, "n": 3, "return_token_ids": True}
@@ -24,7 +24,7 @@ def is_sick(history: History) -> bool:
 
 
 @pytest.mark.parametrize("bad", BAD_LOGITS)
-@pytest.mark.parametrize("mode", ["serial", "cooperative", "ar_batch", "mtp_batch", "mtp_cohort_experimental", "hyper"])
+@pytest.mark.parametrize("mode", ALL_MODES)
 def test_bad_logits_are_a_clear_error_streamed_and_not_and_neighbours_go_on(
     tmp_path: Path, mode: str, bad: str
 ) -> None:
