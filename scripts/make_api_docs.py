@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
-from mtplx.server.protocol import UNSUPPORTED, Accepted, Refused, StrictModel
-from mtplx.server.protocol_chat import ChatCompletionRequest
-from mtplx.server.protocol_completions import CompletionRequest
-from mtplx.server.protocol_messages import MessagesRequest
-from mtplx.server.protocol_responses import ResponsesRequest
-from mtplx.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
+from mtplx.server.protocol.chat import ChatCompletionRequest
+from mtplx.server.protocol.completions import CompletionRequest
+from mtplx.server.protocol.generation import UNSUPPORTED, Accepted, Refused, StrictModel
+from mtplx.server.protocol.messages import MessagesRequest
+from mtplx.server.protocol.responses import ResponsesRequest
+from mtplx.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 MODELS: dict[str, type[BaseModel]] = {

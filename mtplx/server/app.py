@@ -12,23 +12,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from mtplx.server.answers.messages_shapes import MessageAnswer, MessageEvent, TokenCount
+from mtplx.server.answers.responses_shapes import ResponseEvent, ResponseObject
+from mtplx.server.answers.shapes import ChatCompletion, ChatCompletionChunk, Completion, ProfilePage
 from mtplx.server.auth import ApiKeyCheck
 from mtplx.server.boundary import REQUEST_ID_HEADER, Boundary, record_of
 from mtplx.server.context import ServerContext
 from mtplx.server.error_bodies import PLANNED_ERRORS, answer_of
-from mtplx.server.handlers import CompletionHandlers
-from mtplx.server.handlers_absent import ABSENT
-from mtplx.server.handlers_info import InfoHandlers
-from mtplx.server.handlers_tokens import TokenHandlers
-from mtplx.server.handlers_translated import TranslatedHandlers
-from mtplx.server.message_shapes import MessageAnswer, MessageEvent, TokenCount
-from mtplx.server.protocol_chat import ChatCompletionRequest
-from mtplx.server.protocol_completions import CompletionRequest
-from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
-from mtplx.server.protocol_responses import ResponsesRequest
-from mtplx.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
-from mtplx.server.response_shapes import ResponseEvent, ResponseObject
-from mtplx.server.responses import ChatCompletion, ChatCompletionChunk, Completion, ProfilePage
+from mtplx.server.handlers.absent import ABSENT
+from mtplx.server.handlers.completions import CompletionHandlers
+from mtplx.server.handlers.info import InfoHandlers
+from mtplx.server.handlers.tokens import TokenHandlers
+from mtplx.server.handlers.translated import TranslatedHandlers
+from mtplx.server.protocol.chat import ChatCompletionRequest
+from mtplx.server.protocol.completions import CompletionRequest
+from mtplx.server.protocol.messages import CountTokensRequest, MessagesRequest
+from mtplx.server.protocol.responses import ResponsesRequest
+from mtplx.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events, messages_errors
 from mtplx.telemetry.logs import log_request
 from mtplx.telemetry.metrics import HttpMetrics

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from mtplx.errors import DeadlineError, OverloadedError, RequestError, ServerError, TooManyRequestsError
-from mtplx.server.protocol import UNSUPPORTED
-from mtplx.server.responses import ErrorBody, MessagesErrorBody
+from mtplx.server.answers.shapes import ErrorBody, MessagesErrorBody
+from mtplx.server.protocol.generation import UNSUPPORTED
 
 _CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _CODES_BY_PYDANTIC_TYPE = {

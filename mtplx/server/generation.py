@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from mtplx.server.answer import Answer, AnswerParts, Choice, make_choices, usage_of
+from mtplx.server.answers.answer import Answer, AnswerParts, Choice, make_choices, usage_of
 from mtplx.server.choice_text import Delta
 from mtplx.server.disconnect import all_of
 from mtplx.server.sse import EventWriter

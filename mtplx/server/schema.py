@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from mtplx.server.responses import ErrorBody, MessagesErrorBody
+from mtplx.server.answers.shapes import ErrorBody, MessagesErrorBody
 
 _REF = "#/components/schemas/{model}"
 _ERRORS = {

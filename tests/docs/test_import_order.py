@@ -122,8 +122,8 @@ BAD_TREES: Mapping[str, tuple[dict[str, str], str]] = {
         "mtplx.server.engine (layer 9) imports mtplx.server.worker",
     ),
     "the worker imports the handlers": (
-        {"server/worker.py": "import mtplx.server.handlers"},
-        "mtplx.server.worker (layer 10) imports mtplx.server.handlers",
+        {"server/worker.py": "import mtplx.server.handlers.info"},
+        "mtplx.server.worker (layer 10) imports mtplx.server.handlers.info",
     ),
     "assembling imports in-process use": (
         {"server/assemble.py": "from mtplx.inference import Engine"},
@@ -142,12 +142,12 @@ BAD_TREES: Mapping[str, tuple[dict[str, str], str]] = {
         "mtplx.telemetry.counters (layer 3) imports mtplx.telemetry.metrics (layer 13)",
     ),
     "an answer imports the handlers": (
-        {"server/answer.py": "import mtplx.server.handlers"},
-        "mtplx.server.answer (layer 13) imports mtplx.server.handlers (layer 14)",
+        {"server/answers/chat.py": "import mtplx.server.handlers.info"},
+        "mtplx.server.answers.chat (layer 13) imports mtplx.server.handlers.info (layer 14)",
     ),
     "handlers import the app": (
-        {"server/handlers.py": "import mtplx.server.app"},
-        "mtplx.server.handlers (layer 14) imports mtplx.server.app",
+        {"server/handlers/info.py": "import mtplx.server.app"},
+        "mtplx.server.handlers.info (layer 14) imports mtplx.server.app",
     ),
     "the app imports the program": (
         {"server/app.py": "import mtplx.server.openai"},

@@ -14,9 +14,9 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from mtplx.server.body import MAX_BODY_BYTES
 from mtplx.server.error_bodies import _CODES_BY_PYDANTIC_TYPE, _CODES_BY_STATUS
-from mtplx.server.protocol_chat import ChatCompletionRequest
-from mtplx.server.protocol_completions import CompletionRequest
-from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
+from mtplx.server.protocol.chat import ChatCompletionRequest
+from mtplx.server.protocol.completions import CompletionRequest
+from mtplx.server.protocol.messages import CountTokensRequest, MessagesRequest
 from tests.server.asgi import ask
 from tests.server.fakes import fake_server
 

@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from mtplx.batching.state import FinishReason
 from mtplx.errors import ContextLengthError, EngineDeadError, GenerationError, OverloadedError
 from mtplx.sampling_params import SamplingParams
-from mtplx.server import protocol_messages
 from mtplx.server.choice_text import Delta
-from mtplx.server.protocol import StrictModel
-from mtplx.server.protocol_messages import (
+from mtplx.server.protocol import messages as protocol_messages
+from mtplx.server.protocol.generation import StrictModel
+from mtplx.server.protocol.messages import (
     CountTokensRequest,
     MessagesRequest,
     TextBlock,

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from mtplx.batching.state import FinishReason
 from mtplx.errors import ContextLengthError, GenerationError, OverloadedError
 from mtplx.sampling_params import SamplingParams
-from mtplx.server import protocol_responses
 from mtplx.server.choice_text import Delta
-from mtplx.server.protocol import StrictModel
-from mtplx.server.protocol_responses import (
+from mtplx.server.protocol import responses as protocol_responses
+from mtplx.server.protocol.generation import StrictModel
+from mtplx.server.protocol.responses import (
     FunctionCallItem,
     FunctionOutputItem,
     FunctionTool,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import tokenizers
 
-from mtplx.server.handlers_absent import ABSENT
+from mtplx.server.handlers.absent import ABSENT
 from mtplx.text.tokenizer import Tokenizer
 from tests.fakes import write_byte_tokenizer
 from tests.server.asgi import USER_SAYS_HI, ask, chat, complete, error_of

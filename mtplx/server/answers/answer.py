@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mtplx.decode.logprobs import TokenLogprobs
+from mtplx.server.answers.prompts import Echo
+from mtplx.server.answers.shapes import Metrics, Usage
 from mtplx.server.choice_text import Delta
-from mtplx.server.prompt_shapes import Echo
-from mtplx.server.responses import Metrics, Usage
 from mtplx.text.tokenizer import Tokenizer
 from mtplx.text.tools.parts import CallArguments, CallBegin, CallEnd, Part, Reasoning, Text
 

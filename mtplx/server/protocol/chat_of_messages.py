@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 
 from mtplx.errors import RequestError
-from mtplx.server.protocol_chat import ChatCompletionRequest
-from mtplx.server.protocol_messages import (
+from mtplx.server.protocol.chat import ChatCompletionRequest
+from mtplx.server.protocol.messages import (
     CountTokensRequest,
     MessagesRequest,
     OutputConfig,
@@ -18,7 +18,7 @@ from mtplx.server.protocol_messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from mtplx.server.protocol_translated import Fields, Names, Placed, chat_request, engine_fields, finished, joined
+from mtplx.server.protocol.translated import Fields, Names, Placed, chat_request, engine_fields, finished, joined
 
 _PATTERNS = {
     r"messages": "messages",

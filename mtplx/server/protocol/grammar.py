@@ -13,7 +13,7 @@ from typing_extensions import TypeAliasType
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import Grammar, SamplingParams
-from mtplx.server.protocol import Accepted, GenerationRequest, StrictModel, Worded
+from mtplx.server.protocol.generation import Accepted, GenerationRequest, StrictModel, Worded
 
 MAX_GRAMMAR_CHOICES = 1024
 ANY_OBJECT = '{"type":"object"}'

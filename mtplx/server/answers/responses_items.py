@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mtplx.server.answer import Head
-from mtplx.server.answer_blocks import Block, BlockKind
-from mtplx.server.protocol_responses import ResponsesRequest
-from mtplx.server.response_shapes import OutputItem, OutputPart, ResponseObject, ResponseUsage
-from mtplx.server.responses import Usage
+from mtplx.server.answers.answer import Head
+from mtplx.server.answers.blocks import Block, BlockKind
+from mtplx.server.answers.responses_shapes import OutputItem, OutputPart, ResponseObject, ResponseUsage
+from mtplx.server.answers.shapes import Usage
+from mtplx.server.protocol.responses import ResponsesRequest
 
 _ID_PREFIXES = {BlockKind.TEXT: "msg_", BlockKind.CALL: "fc_", BlockKind.REASONING: "rs_"}
 

@@ -6,16 +6,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from mtplx.server.answer import AnswerParts, Choice
-from mtplx.server.answer_blocks import Block, BlockKind, BlockReader, Change, Grown, Opened, blocks_of
-from mtplx.server.answer_chat import ChatAnswer
+from mtplx.server.answers.answer import AnswerParts, Choice
+from mtplx.server.answers.blocks import Block, BlockKind, BlockReader, Change, Grown, Opened, blocks_of
+from mtplx.server.answers.chat import ChatAnswer
+from mtplx.server.answers.messages_shapes import ContentBlock, MessageAnswer, MessageEvent, MessageUsage
+from mtplx.server.answers.shapes import MessagesErrorBody, Usage
 from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
-from mtplx.server.message_shapes import ContentBlock, MessageAnswer, MessageEvent, MessageUsage
-from mtplx.server.responses import MessagesErrorBody, Usage
 from mtplx.server.sse import EventStyle
 
-STYLE = EventStyle(is_named=True, keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n', done=b"")
+MESSAGES_EVENTS = EventStyle(is_named=True, keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n', done=b"")
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _EMPTY: dict[BlockKind, ContentBlock] = {

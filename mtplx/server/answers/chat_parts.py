@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mtplx.server.answer import Call, Choice, parts_of
+from mtplx.server.answers.answer import Call, Choice, parts_of
+from mtplx.server.answers.shapes import ChatDelta, ChatMessage
 from mtplx.server.choice_text import Delta
-from mtplx.server.responses import ChatDelta, ChatMessage
 from mtplx.text.tools.parts import CallArguments, CallBegin, Reasoning, Text
 
 

@@ -11,8 +11,8 @@ from typing_extensions import TypeAliasType
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from mtplx.server.protocol import INVALID, MAX_CHOICES, UNSUPPORTED, Refused, TokenIds, shape_of
-from mtplx.server.protocol_extended import ExtendedRequest
+from mtplx.server.protocol.extended import ExtendedRequest
+from mtplx.server.protocol.generation import INVALID, MAX_CHOICES, UNSUPPORTED, Refused, TokenIds, shape_of
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16

@@ -14,22 +14,22 @@ from starlette.responses import JSONResponse, Response
 from mtplx.batching.state import SchedulerMode
 from mtplx.errors import ContextLengthError, ModelNotFoundError, RequestError
 from mtplx.sampling_params import Grammar, SamplingParams
-from mtplx.server.answer import Answer, AnswerParts, make_head
-from mtplx.server.answer_chat import ChatAnswer
-from mtplx.server.answer_completions import CompletionAnswer
+from mtplx.server.answers.answer import Answer, AnswerParts, make_head
+from mtplx.server.answers.chat import ChatAnswer
+from mtplx.server.answers.completions import CompletionAnswer
+from mtplx.server.answers.prompts import Echo, echo_of
 from mtplx.server.auth import tenant_of
 from mtplx.server.body import read_model
 from mtplx.server.boundary import record_of
 from mtplx.server.context import ServerContext
-from mtplx.server.conversation import AnswerHold, ChatWishes, answer_hold, chat_wishes
 from mtplx.server.disconnect import until_disconnect
 from mtplx.server.error_bodies import MAX_ECHOED_CHARACTERS, answer_of
 from mtplx.server.generation import Generation
-from mtplx.server.prompt_shapes import Echo, echo_of
-from mtplx.server.protocol import UNSUPPORTED, GenerationRequest, check_token_ids
-from mtplx.server.protocol_chat import ChatCompletionRequest
-from mtplx.server.protocol_completions import DEFAULT_MAX_TOKENS, CompletionRequest
-from mtplx.server.protocol_extended import ExtendedRequest
+from mtplx.server.handlers.conversation import AnswerHold, ChatWishes, answer_hold, chat_wishes
+from mtplx.server.protocol.chat import ChatCompletionRequest
+from mtplx.server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from mtplx.server.protocol.extended import ExtendedRequest
+from mtplx.server.protocol.generation import UNSUPPORTED, GenerationRequest, check_token_ids
 from mtplx.server.sse import CHUNKS, EventStreamResponse, EventStyle
 from mtplx.server.stream import RequestStream, Terms
 from mtplx.telemetry.metrics import HttpMetrics

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mtplx.server.responses import ChatDelta, ChatMessage, ChatTokenLogprob
+from mtplx.server.answers.shapes import ChatDelta, ChatMessage, ChatTokenLogprob
 
 
 class BlockKind(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mtplx.decode.logprobs import TokenLogprob, TokenLogprobs
-from mtplx.server.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from mtplx.server.answers.shapes import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 from mtplx.text.tokenizer import Tokenizer
 
 

@@ -12,8 +12,8 @@ from pydantic_core import to_json
 
 from mtplx.errors import RequestError
 from mtplx.server.error_bodies import request_error
-from mtplx.server.protocol import EngineFields
-from mtplx.server.protocol_chat import ChatCompletionRequest
+from mtplx.server.protocol.chat import ChatCompletionRequest
+from mtplx.server.protocol.generation import EngineFields
 
 _MESSAGE = re.compile(r"messages\.(\d+)")
 

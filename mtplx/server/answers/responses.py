@@ -8,19 +8,19 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from mtplx.decode.logprobs import TokenLogprobs
-from mtplx.server.answer import AnswerParts, Choice
-from mtplx.server.answer_blocks import Block, BlockKind, BlockReader, Change, Grown, Opened, blocks_of
-from mtplx.server.answer_chat import ChatAnswer
+from mtplx.server.answers.answer import AnswerParts, Choice
+from mtplx.server.answers.blocks import Block, BlockKind, BlockReader, Change, Grown, Opened, blocks_of
+from mtplx.server.answers.chat import ChatAnswer
+from mtplx.server.answers.logprobs import chat_logprobs
+from mtplx.server.answers.responses_items import empty_response, item_id, item_of, parts_of, usage_of_response
+from mtplx.server.answers.responses_shapes import OutputItem, ResponseEvent, ResponseObject
+from mtplx.server.answers.shapes import ChatTokenLogprob, Usage
 from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
-from mtplx.server.logprob_shapes import chat_logprobs
-from mtplx.server.protocol_responses import ResponsesRequest
-from mtplx.server.response_items import empty_response, item_id, item_of, parts_of, usage_of_response
-from mtplx.server.response_shapes import OutputItem, ResponseEvent, ResponseObject
-from mtplx.server.responses import ChatTokenLogprob, Usage
+from mtplx.server.protocol.responses import ResponsesRequest
 from mtplx.server.sse import KEEP_ALIVE, EventStyle
 
-STYLE = EventStyle(is_named=True, keep_alive=KEEP_ALIVE, done=b"")
+RESPONSES_EVENTS = EventStyle(is_named=True, keep_alive=KEEP_ALIVE, done=b"")
 
 _PIECES = {
     BlockKind.TEXT: "response.output_text",

@@ -6,7 +6,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from mtplx.server.responses import ChatTokenLogprob
+from mtplx.server.answers.shapes import ChatTokenLogprob
 
 
 class InputTokensDetails(TypedDict):

@@ -8,12 +8,12 @@ import anyio.to_thread
 from starlette.requests import Request
 
 from mtplx.errors import ContextLengthError
+from mtplx.server.answers.shapes import TokenizedText, Tokens
 from mtplx.server.body import read_model
 from mtplx.server.context import ServerContext
-from mtplx.server.handlers import COMPLETIONS, CompletionHandlers, check_model_name
-from mtplx.server.protocol import check_token_ids
-from mtplx.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
-from mtplx.server.responses import TokenizedText, Tokens
+from mtplx.server.handlers.completions import COMPLETIONS, CompletionHandlers, check_model_name
+from mtplx.server.protocol.generation import check_token_ids
+from mtplx.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 
 class TokenHandlers:

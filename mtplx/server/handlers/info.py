@@ -13,9 +13,7 @@ from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.speculation import Costs
 from mtplx.errors import EngineDeadError, RequestError, StepOverdueError
 from mtplx.model.spec import HeadInfo
-from mtplx.server.context import ServerContext
-from mtplx.server.handlers import check_model_name
-from mtplx.server.responses import (
+from mtplx.server.answers.shapes import (
     CohortsStatus,
     DraftCosts,
     DraftHead,
@@ -29,6 +27,8 @@ from mtplx.server.responses import (
     StageRow,
     Status,
 )
+from mtplx.server.context import ServerContext
+from mtplx.server.handlers.completions import check_model_name
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.metrics import CONTENT_TYPE, HttpMetrics
 from mtplx.telemetry.profile import Profile, StageTimes, profile_of

@@ -11,21 +11,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mtplx.errors import RequestError
-from mtplx.server import answer_messages, answer_responses
+from mtplx.server.answers.messages import MESSAGES_EVENTS, MessagesAnswer
+from mtplx.server.answers.messages_shapes import TokenCount
+from mtplx.server.answers.responses import RESPONSES_EVENTS, ResponsesAnswer
 from mtplx.server.body import read_model
-from mtplx.server.chat_of_messages import chat_of_messages
-from mtplx.server.chat_of_responses import chat_of_responses
 from mtplx.server.context import ServerContext
-from mtplx.server.handlers import CHAT, CompletionHandlers, check_model_name
-from mtplx.server.message_shapes import TokenCount
-from mtplx.server.protocol_messages import CountTokensRequest, MessagesRequest
-from mtplx.server.protocol_responses import ResponsesRequest
-from mtplx.server.protocol_translated import Names
+from mtplx.server.handlers.completions import CHAT, CompletionHandlers, check_model_name
+from mtplx.server.protocol.chat_of_messages import chat_of_messages
+from mtplx.server.protocol.chat_of_responses import chat_of_responses
+from mtplx.server.protocol.messages import CountTokensRequest, MessagesRequest
+from mtplx.server.protocol.responses import ResponsesRequest
+from mtplx.server.protocol.translated import Names
 
-_MESSAGES = replace(
-    CHAT, name="messages", id_prefix="msg_", make_answer=answer_messages.MessagesAnswer, style=answer_messages.STYLE
-)
-_RESPONSES = replace(CHAT, name="responses", id_prefix="resp_", style=answer_responses.STYLE)
+_MESSAGES = replace(CHAT, name="messages", id_prefix="msg_", make_answer=MessagesAnswer, style=MESSAGES_EVENTS)
+_RESPONSES = replace(CHAT, name="responses", id_prefix="resp_", style=RESPONSES_EVENTS)
 
 
 class TranslatedHandlers:
@@ -56,7 +55,7 @@ class TranslatedHandlers:
         """Answers a conversation, as the Responses API does."""
         body = await read_model(request, ResponsesRequest)
         chat, names = chat_of_responses(body)
-        endpoint = replace(_RESPONSES, make_answer=partial(answer_responses.ResponsesAnswer, body))
+        endpoint = replace(_RESPONSES, make_answer=partial(ResponsesAnswer, body))
         with _own_names(names):
             return await self._completions.answer_chat(request, chat, endpoint)
 

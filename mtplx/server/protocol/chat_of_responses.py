@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mtplx.errors import RequestError
-from mtplx.server.protocol_chat import ChatCompletionRequest
-from mtplx.server.protocol_responses import (
+from mtplx.server.protocol.chat import ChatCompletionRequest
+from mtplx.server.protocol.responses import (
     LOGPROBS,
     FunctionCallItem,
     FunctionOutputItem,
@@ -18,7 +18,7 @@ from mtplx.server.protocol_responses import (
     ReasoningItem,
     ResponsesRequest,
 )
-from mtplx.server.protocol_translated import Fields, Names, Placed, chat_request, engine_fields, finished, joined
+from mtplx.server.protocol.translated import Fields, Names, Placed, chat_request, engine_fields, finished, joined
 
 _PATTERNS = {
     r"messages": "input",

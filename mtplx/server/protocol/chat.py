@@ -11,7 +11,8 @@ from typing_extensions import TypeAliasType
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import MAX_TOP_LOGPROBS, Grammar, SamplingParams
-from mtplx.server.protocol import (
+from mtplx.server.protocol.extended import ExtendedRequest
+from mtplx.server.protocol.generation import (
     INVALID,
     Accepted,
     Refused,
@@ -19,9 +20,8 @@ from mtplx.server.protocol import (
     Worded,
     shape_of,
 )
-from mtplx.server.protocol_extended import ExtendedRequest
-from mtplx.server.protocol_grammar import ResponseFormat
-from mtplx.server.protocol_tools import MAX_TOOLS, ChosenTool, ToolCalls, ToolChoice, Tools, functions_of
+from mtplx.server.protocol.grammar import ResponseFormat
+from mtplx.server.protocol.tools import MAX_TOOLS, ChosenTool, ToolCalls, ToolChoice, Tools, functions_of
 from mtplx.text.tools.functions import Functions
 
 MAX_MESSAGES = 4096

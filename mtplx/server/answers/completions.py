@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtplx.decode.logprobs import TokenLogprobs
-from mtplx.server.answer import AnswerParts, Choice, metrics_of
+from mtplx.server.answers.answer import AnswerParts, Choice, metrics_of
+from mtplx.server.answers.logprobs import completion_logprobs
+from mtplx.server.answers.prompts import echo_logprobs, joined, prompt_logprobs
+from mtplx.server.answers.shapes import Completion, CompletionChoice, CompletionLogprobs, ErrorBody, Usage
 from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
-from mtplx.server.logprob_shapes import completion_logprobs
-from mtplx.server.prompt_shapes import echo_logprobs, joined, prompt_logprobs
-from mtplx.server.responses import Completion, CompletionChoice, CompletionLogprobs, ErrorBody, Usage
 from mtplx.text.detokenizer import Detokenizer
 
 

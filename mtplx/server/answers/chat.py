@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtplx.decode.logprobs import TokenLogprobs
-from mtplx.server.answer import AnswerParts, Choice, metrics_of
-from mtplx.server.choice_text import Delta
-from mtplx.server.error_bodies import answer_of
-from mtplx.server.logprob_shapes import chat_logprobs
-from mtplx.server.message_parts import chat_deltas, chat_finish_reason, chat_message
-from mtplx.server.prompt_shapes import prompt_logprobs
-from mtplx.server.responses import (
+from mtplx.server.answers.answer import AnswerParts, Choice, metrics_of
+from mtplx.server.answers.chat_parts import chat_deltas, chat_finish_reason, chat_message
+from mtplx.server.answers.logprobs import chat_logprobs
+from mtplx.server.answers.prompts import prompt_logprobs
+from mtplx.server.answers.shapes import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -21,6 +19,8 @@ from mtplx.server.responses import (
     ErrorBody,
     Usage,
 )
+from mtplx.server.choice_text import Delta
+from mtplx.server.error_bodies import answer_of
 
 
 class ChatAnswer:

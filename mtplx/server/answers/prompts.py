@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mtplx.decode.logprobs import TokenLogprobs
-from mtplx.server.logprob_shapes import completion_logprobs
-from mtplx.server.protocol_completions import CompletionRequest
-from mtplx.server.responses import CompletionLogprobs, PromptLogprob, PromptLogprobs
+from mtplx.server.answers.logprobs import completion_logprobs
+from mtplx.server.answers.shapes import CompletionLogprobs, PromptLogprob, PromptLogprobs
+from mtplx.server.protocol.completions import CompletionRequest
 from mtplx.text.detokenizer import Detokenizer
 from mtplx.text.tokenizer import Tokenizer
 
