@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Matcher:
-    """Follows the tokens that one sequence emits. Where it can't, the next `banned_ids` says so."""
+    """Follows the tokens that one sequence emits. Where it can't, the next `bans` says so."""
 
     __slots__ = ("_matcher",)
 
@@ -39,8 +39,8 @@ class Matcher:
         """Up to `limit` tokens that spell what must come next, as the tokenizer would; others may spell it too."""
         return () if self._matcher.is_error() else tuple(self._matcher.compute_ff_tokens()[:limit])
 
-    def banned_ids(self, vocab_size: int, stop_ids: npt.NDArray[np.int64], *, may_end: bool) -> npt.NDArray[np.int64]:
-        """What can't come next, ascending. Where the grammar can end, all `stop_ids` may come.
+    def bans(self, vocab_size: int, stop_ids: npt.NDArray[np.int64], *, may_end: bool) -> npt.NDArray[np.bool_]:
+        """Returns is_banned_V: what can't come next. Where the grammar can end, all `stop_ids` may come.
 
         Not so without `may_end`, unless there is nothing else left to come.
 
@@ -50,14 +50,13 @@ class Matcher:
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
             raise GenerationError("the grammar has become too complex to go on")
-        is_allowed_V = np.unpackbits(mask, count=vocab_size, bitorder="little").astype(np.bool_)
+        is_allowed_V = np.unpackbits(mask, count=vocab_size, bitorder="little").view(np.bool_)
         if self._matcher.is_accepting():
             is_allowed_V[stop_ids] = True
         if not may_end:
-            is_end_V = np.zeros(vocab_size, dtype=np.bool_)
-            is_end_V[stop_ids] = True
-            if (is_allowed_V & ~is_end_V).any():
-                is_allowed_V &= ~is_end_V
+            goes_on_V = is_allowed_V.copy()
+            goes_on_V[stop_ids] = False
+            is_allowed_V = goes_on_V if goes_on_V.any() else is_allowed_V
         if not is_allowed_V.any():
             raise GenerationError("the grammar allows no token of this model here")
-        return np.flatnonzero(~is_allowed_V)
+        return ~is_allowed_V

@@ -21,14 +21,14 @@ def next_token(
     params: SamplingParams,
     history: History,
     noise_key: NoiseKey,
-    banned_ids: npt.NDArray[np.int64],
+    is_banned_V: npt.NDArray[np.bool_] | None,
     noisy_argmax: NoisyArgmax = plain_noisy_argmax,
 ) -> int:
     """Returns the token at `noise_key.position`, whatever mode, batch or draft asks for it; changes nothing.
 
     In float64: penalties, logit_bias, bans; (l - max) / T; top-k, top-p, min-p; argmax of l + Gumbel noise over what
     is left, the lowest id on ties. At temperature 0 it is the argmax after the bans. `history` ends just before the
-    position; `banned_ids` can't be drawn, whatever their logit. Every `noisy_argmax` gives the same token.
+    position; what `is_banned_V` marks can't be drawn, whatever its logit. Every `noisy_argmax` gives the same token.
 
     Raises:
         GenerationError: a NaN or +inf among the logits, or no token left with a finite one.
@@ -37,7 +37,7 @@ def next_token(
         raise GenerationError("the model returned logits without a finite largest value")
     scores_V = logits_V.astype(np.float64)
     with np.errstate(over="ignore"):  # a huge penalty or a tiny temperature may reach infinity; judged below
-        adjust_logits(scores_V, params, history, banned_ids)
+        adjust_logits(scores_V, params, history, is_banned_V)
         largest = float(scores_V.max())
         if not np.isfinite(largest):
             raise GenerationError("penalties and bans left no token with a finite logit")

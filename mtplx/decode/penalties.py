@@ -13,7 +13,7 @@ def adjust_logits(
     logits_V: npt.NDArray[np.float64],
     params: SamplingParams,
     history: History,
-    banned_ids: npt.NDArray[np.int64],
+    is_banned_V: npt.NDArray[np.bool_] | None,
 ) -> None:
     """Changes `logits_V` in place; `history` is that of the very position being drawn. -inf stays -inf."""
     if uses_penalties(params):
@@ -22,7 +22,8 @@ def adjust_logits(
     if params.logit_bias:
         ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
         logits_V[ids] += np.fromiter(params.logit_bias.values(), dtype=np.float64, count=len(params.logit_bias))
-    logits_V[banned_ids] = -np.inf
+    if is_banned_V is not None:
+        np.putmask(logits_V, is_banned_V, -np.inf)
 
 
 def _penalise_repetition(logits_V: npt.NDArray[np.float64], penalty: float, history: History) -> None:

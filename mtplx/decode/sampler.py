@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mtplx.batching.speculation import MAX_DEPTH
 from mtplx.batching.state import Row, RowOutcome, StepPlan
-from mtplx.decode.bans import listed_bans
+from mtplx.decode.bans import bans
 from mtplx.decode.history import History
 from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
 from mtplx.decode.matcher import Matcher
@@ -208,8 +208,8 @@ class SamplerEntry:
     def draw(self, logits_V: Logits) -> int:
         """The token at the next position. Raises: GenerationError."""
         noise_key = NoiseKey(self.seed, self.history.next_position, self.choice)
-        banned_ids = self._banned_ids(len(logits_V))
-        return next_token(logits_V, self.params, self.history, noise_key, banned_ids, self.noisy_argmax)
+        is_banned_V = bans(self.params, self.history, self.stop_ids, len(logits_V), self.matcher)
+        return next_token(logits_V, self.params, self.history, noise_key, is_banned_V, self.noisy_argmax)
 
     def append(self, token_id: int) -> None:
         """Goes on by one token."""
@@ -220,17 +220,6 @@ class SamplerEntry:
     def ends_with(self, token_id: int) -> bool:
         """Whether the answer would end if that token came next."""
         return token_id in self.stop_ids.tolist()
-
-    def _banned_ids(self, vocab_size: int) -> npt.NDArray[np.int64]:
-        """What can't be drawn at the next position. Another ban adds its ids here."""
-        may_end = self.history.num_emitted >= self.params.min_tokens
-        if self.matcher is not None:
-            banned_ids = self.matcher.banned_ids(vocab_size, self.stop_ids, may_end=may_end)
-        else:
-            banned_ids = self.stop_ids[:0] if may_end else self.stop_ids
-        if self.params.banned_runs or self.params.allowed_token_ids is not None:
-            return np.concatenate((banned_ids, listed_bans(self.params, self.history, vocab_size)))
-        return banned_ids
 
 
 def _first_lines(plan: StepPlan) -> list[int]:

@@ -29,7 +29,7 @@ class Limits:
         """Where an answer to a prompt of that many tokens ends; without `max_tokens` it may fill what room there is.
 
         Raises:
-            RequestError: the prompt is empty.
+            RequestError: the prompt is empty, or the grammar's end is no token that may come.
             ContextLengthError: prompt and answer can't fit.
         """
         max_tokens = self._max_tokens(prompt_len, params.max_tokens)
@@ -39,7 +39,13 @@ class Limits:
                 "min_tokens",
             )
         eos_ids = frozenset() if params.ignore_eos else self.eos_ids
-        return StopRules(max_tokens, eos_ids | frozenset(params.stop_token_ids))
+        stop_ids = eos_ids | frozenset(params.stop_token_ids)
+        if params.grammar and params.allowed_token_ids and stop_ids.isdisjoint(params.allowed_token_ids):
+            raise RequestError(
+                f"allowed_token_ids have no token that could end an answer where {params.grammar.param} does",
+                "allowed_token_ids",
+            )
+        return StopRules(max_tokens, stop_ids)
 
     def time_of(self, timeout_s: float | None) -> float | None:
         """The seconds that a request has, which asks for `timeout_s`; None where neither it nor the server says."""

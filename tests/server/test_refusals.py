@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from mtplx.errors import OverloadedError, RequestError
-from mtplx.sampling_params import SamplingParams
+from mtplx.sampling_params import Grammar, SamplingParams
 from mtplx.server.admission import Limits
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.protocol.chat import ChatCompletionRequest, Message, TextPart
@@ -348,3 +348,12 @@ def test_an_empty_prompt_is_not_too_long() -> None:
     with pytest.raises(RequestError) as caught:
         limits(2).stop_rules(0, SamplingParams())
     assert answer_of(caught.value).code == "invalid_value"
+
+
+def test_a_grammar_must_be_able_to_end() -> None:
+    grammar = Grammar("regex", "a")
+    with pytest.raises(RequestError, match="could end") as caught:
+        limits(2).stop_rules(1, SamplingParams(grammar=grammar, allowed_token_ids=(97,)))
+    assert caught.value.param == "allowed_token_ids"
+    rules = limits(2).stop_rules(1, SamplingParams(grammar=grammar, allowed_token_ids=(97, 98), stop_token_ids=(98,)))
+    assert rules.stop_ids == {98}

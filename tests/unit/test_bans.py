@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from mtplx.batching.state import SchedulerMode, StopRules
-from mtplx.decode.bans import listed_bans
+from mtplx.decode.bans import bans
 from mtplx.decode.history import History
 from mtplx.errors import RequestError
 from mtplx.sampling_params import SamplingParams
@@ -21,6 +22,7 @@ from tests.engine.test_drafts import DEPTHS, MODES, core_of, play
 from tests.fakes import FakeDraftingRunner, load_byte_tokenizer
 
 PROMPT = tuple(b"One two")
+STOP = 6
 
 
 def submit(params: SamplingParams, seq_id: int = 0) -> Submit:
@@ -32,7 +34,8 @@ def banned(params: SamplingParams, emitted: tuple[int, ...]) -> list[int]:
     for token_id in emitted:
         history.append(token_id)
         history.check()
-    return listed_bans(params, history, 8).tolist()
+    is_banned_V = bans(params, history, np.array([STOP]), 8)
+    return [] if is_banned_V is None else np.flatnonzero(is_banned_V).tolist()
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,14 @@ def test_all_but_the_allowed_are_banned_and_runs_of_the_allowed_too() -> None:
     params = SamplingParams(allowed_token_ids=(1, 2), banned_runs=((1, 2),))
     assert banned(params, ()) == [0, 3, 4, 5, 6, 7]
     assert banned(params, (1,)) == [0, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_end_is_banned_before_its_time_beside_what_a_list_bans() -> None:
+    assert banned(SamplingParams(min_tokens=1), ()) == [STOP]
+    assert banned(SamplingParams(min_tokens=1), (3,)) == []
+    params = SamplingParams(min_tokens=1, banned_runs=((7,),), allowed_token_ids=(STOP, 5, 7))
+    assert banned(params, ()) == [0, 1, 2, 3, 4, STOP, 7]
+    assert banned(params, (3,)) == [0, 1, 2, 3, 4, 7]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtplx.decode.bans import bans
 from mtplx.decode.filters import in_order, surviving_ids
 from mtplx.decode.history import History
 from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, next_token
@@ -20,7 +21,6 @@ from mtplx.errors import GenerationError
 from mtplx.sampling_params import SamplingParams
 from tests.reference import NO_TOKEN, adjusted_logits, reference_next_token, survivors
 
-NO_BANS = np.empty(0, dtype=np.int64)
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -39,9 +39,9 @@ def draw(
     for token_id in emitted_ids:
         history.append(token_id)
     history.check()
-    banned = np.array(sorted(stop_ids), dtype=np.int64) if len(emitted_ids) < params.min_tokens else NO_BANS
+    is_banned_V = bans(params, history, np.array(sorted(stop_ids), dtype=np.int64), len(logits))
     try:
-        return next_token(logits, params, history, NoiseKey(seed, history.next_position, choice), banned)
+        return next_token(logits, params, history, NoiseKey(seed, history.next_position, choice), is_banned_V)
     except GenerationError:
         return NO_TOKEN
 
@@ -136,10 +136,10 @@ def test_adjusted_logits_equal_the_reference_to_the_bit(
     history = History.of_prompt(prompt_ids, params, len(logits))
     for token_id in emitted_ids:
         history.append(token_id)
-    banned = np.array(sorted(stop_ids), dtype=np.int64) if len(emitted_ids) < params.min_tokens else NO_BANS
+    is_banned_V = bans(params, history, np.array(sorted(stop_ids), dtype=np.int64), len(logits))
     adjusted = logits.astype(np.float64)
     with np.errstate(over="ignore"):
-        adjust_logits(adjusted, params, history, banned)
+        adjust_logits(adjusted, params, history, is_banned_V)
     expected = adjusted_logits([float(logit) for logit in logits], params, prompt_ids, emitted_ids, stop_ids)
     assert np.array_equal(adjusted, np.array(expected), equal_nan=True)
 

@@ -21,7 +21,7 @@ FIRST_POSITION = 10
 
 def draw(logits_V: npt.NDArray[np.float64], params: SamplingParams, seed: int, position: int) -> int:
     history = History.of_prompt(range(position), params, len(logits_V))
-    return next_token(logits_V, params, history, NoiseKey(seed, position), np.empty(0, dtype=np.int64))
+    return next_token(logits_V, params, history, NoiseKey(seed, position), None)
 
 
 def scores_of(logits_V: npt.NDArray[np.float64], params: SamplingParams) -> npt.NDArray[np.float64]:

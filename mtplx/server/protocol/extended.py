@@ -42,7 +42,7 @@ class ExtendedRequest(StructuredRequest):
         None, description="texts that never come in the answer, as far as they are spelled by their usual tokens"
     )
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
-        None, description="no other token can come, the model's end-of-sequence tokens neither"
+        None, description="no other token can come, the model's end-of-sequence tokens neither; a grammar needs one"
     )
     prompt_logprobs: int | None = Field(
         None,
