@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from mtplx.server.answers.messages_shapes import MessageAnswer, MessageEvent, TokenCount
+from mtplx.server.answers.messages_shapes import MessageAnswer, MessageEvent
 from mtplx.server.answers.responses_shapes import ResponseEvent, ResponseObject
 from mtplx.server.answers.shapes import ChatCompletion, ChatCompletionChunk, Completion, ProfilePage
 from mtplx.server.auth import ApiKeyCheck
@@ -22,6 +22,7 @@ from mtplx.server.error_bodies import PLANNED_ERRORS, answer_of
 from mtplx.server.handlers.absent import ABSENT
 from mtplx.server.handlers.completions import CompletionHandlers
 from mtplx.server.handlers.info import InfoHandlers
+from mtplx.server.handlers.prompts import PromptMaker
 from mtplx.server.handlers.tokens import TokenHandlers
 from mtplx.server.handlers.translated import TranslatedHandlers
 from mtplx.server.protocol.chat import ChatCompletionRequest
@@ -60,12 +61,13 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     guards = [Depends(ApiKeyCheck(context.api_keys))] if context.api_keys else []
     info = InfoHandlers(context, metrics, started_at_s=time.monotonic())
-    completions = CompletionHandlers(context, metrics)
+    prompts = PromptMaker(context)
+    completions = CompletionHandlers(context, metrics, prompts)
     app.include_router(_completion_routes(completions), dependencies=guards)
-    translated = TranslatedHandlers(context, completions)
+    translated = TranslatedHandlers(context, completions, prompts)
     app.include_router(_responses_routes(translated), dependencies=guards)
     app.include_router(_messages_routes(translated), dependencies=guards)
-    app.include_router(_token_routes(TokenHandlers(context, completions)), dependencies=guards)
+    app.include_router(_token_routes(TokenHandlers(context, prompts)), dependencies=guards)
     app.include_router(_info_routes(info), dependencies=guards)
     app.include_router(_absent_routes(), dependencies=guards)
     _add_get(app, "/health", info.health, responses=errors(503))
@@ -131,7 +133,6 @@ def _messages_routes(handlers: TranslatedHandlers) -> APIRouter:
         "/v1/messages/count_tokens",
         handlers.count_tokens,
         methods=["POST"],
-        response_model=TokenCount,
         openapi_extra=json_body(CountTokensRequest),
     )
     return router

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mtplx.server.choice_text import Delta
-from mtplx.server.handlers.completions import LONG_TEXT_CHARACTERS, MAX_LONG_ENCODES
+from mtplx.server.handlers.prompts import LONG_TEXT_CHARACTERS, MAX_LONG_ENCODES
 from mtplx.text.tokenizer import Tokenizer
 from tests.server.asgi import CHAT, COMPLETIONS, PATIENCE_S, USER_SAYS_HI, Exchange
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, Item, fake_server, say

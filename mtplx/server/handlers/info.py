@@ -28,7 +28,7 @@ from mtplx.server.answers.shapes import (
     Status,
 )
 from mtplx.server.context import ServerContext
-from mtplx.server.handlers.completions import check_model_name
+from mtplx.server.handlers.checks import check_model_name
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.metrics import CONTENT_TYPE, HttpMetrics
 from mtplx.telemetry.profile import Profile, StageTimes, profile_of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import anyio.to_thread
 from starlette.requests import Request
 
@@ -11,7 +9,8 @@ from mtplx.errors import ContextLengthError
 from mtplx.server.answers.shapes import TokenizedText, Tokens
 from mtplx.server.body import read_model
 from mtplx.server.context import ServerContext
-from mtplx.server.handlers.completions import COMPLETIONS, CompletionHandlers, check_model_name
+from mtplx.server.handlers.checks import check_model_name
+from mtplx.server.handlers.prompts import PromptMaker
 from mtplx.server.protocol.generation import check_token_ids
 from mtplx.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
@@ -19,9 +18,9 @@ from mtplx.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 class TokenHandlers:
     """Takes what completions would take, and refuses what they would find too long to look at."""
 
-    def __init__(self, context: ServerContext, completions: CompletionHandlers) -> None:
+    def __init__(self, context: ServerContext, prompts: PromptMaker) -> None:
         self._context = context
-        self._completions = completions
+        self._prompts = prompts
 
     async def tokenize(self, request: Request) -> Tokens:
         """The tokens of a text or of a conversation's prompt."""
@@ -29,10 +28,10 @@ class TokenHandlers:
         body.check()
         self._check_model(body.model)
         if body.prompt is None:
-            tokens = await self._completions.chat_prompt(request, body.chat(self._context.model_name))
+            tokens = await self._prompts.of_chat(request, body.chat(self._context.model_name))
         else:
-            endpoint = replace(COMPLETIONS, adds_special_tokens=body.add_special_tokens is not False)
-            (tokens,) = await self._completions.encode_all(request, [body.prompt], endpoint)
+            adds_special_tokens = body.add_special_tokens is not False
+            (tokens,) = await self._prompts.encode(request, [body.prompt], adds_special_tokens=adds_special_tokens)
         spell = self._context.tokenizer.token
         return {
             "count": len(tokens),

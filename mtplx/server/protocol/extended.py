@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -63,6 +64,10 @@ class ExtendedRequest(StructuredRequest):
     request_id: Annotated[Any, Refused("the header x-request-id names a request")] = None
     kv_transfer_params: Annotated[Any, Refused("the cache stays in this server")] = None
     vllm_xargs: Annotated[Any, Refused("there are no such extensions", (None, {}))] = None
+
+    def truncated(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        """As much of a prompt as the model is to see."""
+        return prompt_ids if self.truncate_prompt_tokens is None else prompt_ids[-self.truncate_prompt_tokens :]
 
     def to_sampling_params(self, spec: ModelSpec, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         params = super().to_sampling_params(spec, max_tokens=max_tokens, logprobs=logprobs)
