@@ -15,9 +15,9 @@ from typing_extensions import TypeAliasType
 
 from mtplx.server.protocol.chat import ChatCompletionRequest
 from mtplx.server.protocol.completions import CompletionRequest
-from mtplx.server.protocol.generation import UNSUPPORTED, Accepted, Refused, StrictModel
 from mtplx.server.protocol.messages import MessagesRequest
 from mtplx.server.protocol.responses import ResponsesRequest
+from mtplx.server.protocol.strict import UNSUPPORTED, Accepted, Refused, StrictModel
 from mtplx.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"

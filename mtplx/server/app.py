@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from mtplx.server.answers.info_shapes import ProfilePage
 from mtplx.server.answers.messages_shapes import MessageAnswer, MessageEvent
 from mtplx.server.answers.responses_shapes import ResponseEvent, ResponseObject
-from mtplx.server.answers.shapes import ChatCompletion, ChatCompletionChunk, Completion, ProfilePage
+from mtplx.server.answers.shapes import ChatCompletion, ChatCompletionChunk, Completion
 from mtplx.server.auth import ApiKeyCheck
 from mtplx.server.boundary import REQUEST_ID_HEADER, Boundary, record_of
 from mtplx.server.context import ServerContext
@@ -34,8 +35,6 @@ from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events,
 from mtplx.telemetry.logs import log_request
 from mtplx.telemetry.metrics import HttpMetrics
 from mtplx.telemetry.record import RequestRecord
-
-__all__ = ["ServerContext", "create_app"]
 
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from mtplx.errors import BodyTooLargeError
 from mtplx.server.error_bodies import request_error
-from mtplx.server.protocol.generation import StrictModel
+from mtplx.server.protocol.strict import StrictModel
 
 MAX_BODY_BYTES = 8 * 2**20  # a million token ids, or four megabytes of text written as escapes
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from mtplx.errors import DeadlineError, OverloadedError, RequestError, ServerError, TooManyRequestsError
 from mtplx.server.answers.shapes import ErrorBody, MessagesErrorBody
-from mtplx.server.protocol.generation import UNSUPPORTED
+from mtplx.server.protocol.strict import UNSUPPORTED
 
 _CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _CODES_BY_PYDANTIC_TYPE = {

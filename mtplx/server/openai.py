@@ -19,10 +19,11 @@ import uvicorn
 from mtplx import __version__
 from mtplx.config import Parser, Settings, add_settings_arguments, resolve_settings
 from mtplx.errors import ConfigError, EngineDeadError, MtplxError
-from mtplx.server.app import ServerContext, create_app
+from mtplx.server.app import create_app
 from mtplx.server.assemble import Assembly, assemble, start_up_lines
 from mtplx.server.boundary import MAX_HEAD_BYTES
 from mtplx.server.connections import ConnectionLimits, bounded_protocol
+from mtplx.server.context import ServerContext
 from mtplx.server.stream import Streams
 from mtplx.server.worker import Stop, Worker
 from mtplx.telemetry.logs import configure_logging

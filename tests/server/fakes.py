@@ -19,8 +19,9 @@ from mtplx.decode.logprobs import TokenLogprob, TokenLogprobs
 from mtplx.errors import ServerError
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.sampling_params import SamplingParams
-from mtplx.server.app import ServerContext, create_app
+from mtplx.server.app import create_app
 from mtplx.server.choice_text import Delta
+from mtplx.server.context import ServerContext
 from mtplx.server.stream import PLAIN_TERMS, Terms
 from mtplx.telemetry.counters import EngineStatus
 from mtplx.telemetry.record import RequestRecord

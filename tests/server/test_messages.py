@@ -17,7 +17,6 @@ from mtplx.errors import ContextLengthError, EngineDeadError, GenerationError, O
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.choice_text import Delta
 from mtplx.server.protocol import messages as protocol_messages
-from mtplx.server.protocol.generation import StrictModel
 from mtplx.server.protocol.messages import (
     CountTokensRequest,
     MessagesRequest,
@@ -27,6 +26,7 @@ from mtplx.server.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from mtplx.server.protocol.strict import StrictModel
 from tests.server.asgi import Exchange, ask
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, Item, fake_server, say
 from tests.server.test_refusals import refused_fields

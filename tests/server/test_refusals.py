@@ -15,7 +15,7 @@ from mtplx.server.admission import Limits
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.protocol.chat import ChatCompletionRequest, Message, TextPart
 from mtplx.server.protocol.completions import CompletionRequest
-from mtplx.server.protocol.generation import Refused
+from mtplx.server.protocol.strict import Refused
 from mtplx.text.tokenizer import Tokenizer
 from tests.server.asgi import CHAT, COMPLETIONS, ask, chat, complete, error_of
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, fake_server

@@ -16,7 +16,6 @@ from mtplx.errors import ContextLengthError, GenerationError, OverloadedError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.choice_text import Delta
 from mtplx.server.protocol import responses as protocol_responses
-from mtplx.server.protocol.generation import StrictModel
 from mtplx.server.protocol.responses import (
     FunctionCallItem,
     FunctionOutputItem,
@@ -30,6 +29,7 @@ from mtplx.server.protocol.responses import (
     ResponseStreamOptions,
     TextConfig,
 )
+from mtplx.server.protocol.strict import StrictModel
 from tests.server.asgi import ask, chat, error_of
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, Item, fake_server
 from tests.server.test_messages import events

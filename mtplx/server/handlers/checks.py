@@ -6,7 +6,7 @@ from mtplx.batching.state import SchedulerMode
 from mtplx.errors import ModelNotFoundError, RequestError
 from mtplx.server.context import ServerContext
 from mtplx.server.error_bodies import MAX_ECHOED_CHARACTERS
-from mtplx.server.protocol.generation import UNSUPPORTED
+from mtplx.server.protocol.strict import UNSUPPORTED
 
 
 def check_model_name(name: str, context: ServerContext) -> None:

@@ -10,8 +10,8 @@ from mtplx.errors import RequestError
 from mtplx.sampling_params import Grammar
 from mtplx.server.context import ServerContext
 from mtplx.server.protocol.chat import ChatCompletionRequest
-from mtplx.server.protocol.generation import UNSUPPORTED
 from mtplx.server.protocol.grammar import json_grammar
+from mtplx.server.protocol.strict import UNSUPPORTED
 from mtplx.server.protocol.tools import ChosenTool
 from mtplx.text.answer_format import AnswerFormat
 from mtplx.text.chat import ChatTemplate

@@ -13,7 +13,7 @@ from mtplx.batching.prefix import PrefixStatus
 from mtplx.batching.speculation import Costs
 from mtplx.errors import EngineDeadError, RequestError, StepOverdueError
 from mtplx.model.spec import HeadInfo
-from mtplx.server.answers.shapes import (
+from mtplx.server.answers.info_shapes import (
     CohortsStatus,
     DraftCosts,
     DraftHead,

@@ -11,7 +11,7 @@ from mtplx.server.body import read_model
 from mtplx.server.context import ServerContext
 from mtplx.server.handlers.checks import check_model_name
 from mtplx.server.handlers.prompts import PromptMaker
-from mtplx.server.protocol.generation import check_token_ids
+from mtplx.server.protocol.strict import check_token_ids
 from mtplx.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 

@@ -12,15 +12,8 @@ from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import MAX_TOP_LOGPROBS, Grammar, SamplingParams
 from mtplx.server.protocol.extended import ExtendedRequest
-from mtplx.server.protocol.generation import (
-    INVALID,
-    Accepted,
-    Refused,
-    StrictModel,
-    Worded,
-    shape_of,
-)
 from mtplx.server.protocol.grammar import ResponseFormat
+from mtplx.server.protocol.strict import INVALID, Accepted, Refused, StrictModel, Worded, shape_of
 from mtplx.server.protocol.tools import MAX_TOOLS, ChosenTool, ToolCalls, ToolChoice, Tools, functions_of
 from mtplx.text.tools.functions import Functions
 

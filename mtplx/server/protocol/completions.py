@@ -12,7 +12,8 @@ from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from mtplx.server.protocol.extended import ExtendedRequest
-from mtplx.server.protocol.generation import INVALID, MAX_CHOICES, UNSUPPORTED, Refused, TokenIds, shape_of
+from mtplx.server.protocol.generation import MAX_CHOICES
+from mtplx.server.protocol.strict import INVALID, UNSUPPORTED, Refused, TokenIds, shape_of
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16

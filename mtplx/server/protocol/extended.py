@@ -12,8 +12,8 @@ from typing_extensions import TypeAliasType
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from mtplx.server.protocol.generation import Accepted, Refused, TokenIds, check_token_ids
 from mtplx.server.protocol.grammar import StructuredRequest
+from mtplx.server.protocol.strict import Accepted, Refused, TokenIds, check_token_ids
 
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 256

@@ -13,7 +13,8 @@ from typing_extensions import TypeAliasType
 from mtplx.errors import RequestError
 from mtplx.model.spec import ModelSpec
 from mtplx.sampling_params import Grammar, SamplingParams
-from mtplx.server.protocol.generation import Accepted, GenerationRequest, StrictModel, Worded
+from mtplx.server.protocol.generation import GenerationRequest
+from mtplx.server.protocol.strict import Accepted, StrictModel, Worded
 
 MAX_GRAMMAR_CHOICES = 1024
 ANY_OBJECT = '{"type":"object"}'

@@ -8,16 +8,8 @@ from pydantic import Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from mtplx.server.protocol.chat import MAX_MESSAGES
-from mtplx.server.protocol.generation import (
-    INVALID,
-    Accepted,
-    EngineFields,
-    Refused,
-    StopStrings,
-    StrictModel,
-    Worded,
-    shape_of,
-)
+from mtplx.server.protocol.generation import EngineFields
+from mtplx.server.protocol.strict import INVALID, Accepted, Refused, StopStrings, StrictModel, Worded, shape_of
 
 NO_SERVER_TOOLS = "there are no server tools"
 NO_STORED_STATE = "nothing is kept between requests"

@@ -9,16 +9,8 @@ from typing_extensions import TypeAliasType
 
 from mtplx.sampling_params import MAX_TOP_LOGPROBS
 from mtplx.server.protocol.chat import MAX_MESSAGES
-from mtplx.server.protocol.generation import (
-    INVALID,
-    Accepted,
-    EngineFields,
-    Metadata,
-    Refused,
-    StrictModel,
-    Worded,
-    shape_of,
-)
+from mtplx.server.protocol.generation import EngineFields
+from mtplx.server.protocol.strict import INVALID, Accepted, Metadata, Refused, StrictModel, Worded, shape_of
 
 NO_STORED_STATE = "nothing is kept between requests"
 NO_SERVER_TOOLS = "there are no tools but functions that the caller runs"

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from mtplx.errors import RequestError
 from mtplx.server.protocol.chat import ChatCompletionRequest, Messages, TemplateVariables
-from mtplx.server.protocol.generation import StrictModel, TokenIds
+from mtplx.server.protocol.strict import StrictModel, TokenIds
 from mtplx.server.protocol.tools import Tools
 
 _OF_A_CHAT = {"messages", "tools", "chat_template_kwargs", "add_special_tokens"}

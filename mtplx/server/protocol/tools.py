@@ -10,7 +10,7 @@ from pydantic import Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from mtplx.errors import RequestError
-from mtplx.server.protocol.generation import INVALID, StrictModel, Worded
+from mtplx.server.protocol.strict import INVALID, StrictModel, Worded
 from mtplx.text.tools.functions import Function, Functions
 
 MAX_TOOLS = 128
