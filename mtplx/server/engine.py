@@ -191,8 +191,8 @@ class EngineCore:
         table = self.scheduler.table
         seq_ids = [seq.seq_id for seq in (*table.running, *table.waiting)]
         return [
-            self._finish(SequenceOutput(e.seq_id, (), (), e.finish_reason, e.error))
-            for e in table.fail(seq_ids, message)
+            self._finish(SequenceOutput(event.seq_id, finish_reason=event.finish_reason, error=event.error))
+            for event in table.fail(seq_ids, message)
         ]
 
     def status(self) -> EngineStatus:
@@ -322,17 +322,17 @@ class EngineCore:
             num_accepted = min(len(result.outcome.token_ids) - 1, len(event.token_ids))
         return self._finish(
             SequenceOutput(
-                event.seq_id,
-                event.token_ids,
-                result.logprobs[: len(event.token_ids)],
-                event.finish_reason,
-                event.error,
-                row.num_drafts,
-                num_accepted,
-                event.num_cached,
-                result.prompt_logprobs,
-                self.counters.last_step_at_s or 0.0,
-                self.counters.started_at_s.pop(event.seq_id, None),
+                seq_id=event.seq_id,
+                token_ids=event.token_ids,
+                logprobs=result.logprobs[: len(event.token_ids)],
+                finish_reason=event.finish_reason,
+                error=event.error,
+                num_draft_tokens=row.num_drafts,
+                num_accepted_tokens=num_accepted,
+                num_cached_tokens=event.num_cached,
+                prompt_logprobs=result.prompt_logprobs,
+                at_s=self.counters.last_step_at_s or 0.0,
+                started_at_s=self.counters.started_at_s.pop(event.seq_id, None),
             )
         )
 

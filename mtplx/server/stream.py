@@ -207,12 +207,12 @@ class Streams:
         streams = []
         for prompt, stops in zip(prompts, all_stops, strict=True):
             submit = Submit(
-                0,
-                tuple(prompt),
-                params,
-                seed,
-                0,
-                stops,
+                seq_id=0,
+                prompt_ids=tuple(prompt),
+                params=params,
+                seed=seed,
+                choice=0,
+                stops=stops,
                 cache_salt=terms.cache_salt,
                 cohort=terms.cohort,
                 priority=terms.priority,

@@ -17,20 +17,16 @@ from jinja2.meta import find_undeclared_variables
 
 from mtplx.errors import ModelError, RequestError
 from mtplx.text.apart import OVER_LIMIT, render_apart
+from mtplx.text.messages import Message, is_large, normalize_messages
 from mtplx.text.sandbox import chat_environment, render
 from mtplx.text.tokenizer import TOKEN_NAMES, named_tokens, read_tokenizer_config
 from mtplx.text.tools.fallback import in_plain_messages, introduced
 from mtplx.text.tools.functions import Functions
 from mtplx.text.tools.history import link_results, with_readable_calls
 
-Message = Mapping[str, Any]
-
-MAX_PARTS_HERE = 256
-MAX_CHARACTERS_HERE = 2**18
 MISTRAL_CALLS = "[TOOL_CALLS]"  # whose templates want short ids
 # What a request says by other fields, or the model itself.
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", *TOKEN_NAMES})
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ChatTemplate:
@@ -150,28 +146,6 @@ class ChatTemplate:
         return with_readable_calls(chat, has_short_ids=MISTRAL_CALLS in template.source)
 
 
-def is_large(messages: Sequence[Message], functions: Functions | None = None) -> bool:
-    """Whether rendering them could take a while: a template may loop over all of them in a loop over all of them.
-
-    Then they are rendered in a process of their own, for which the caller should wait on a thread.
-    """
-    num_parts = sum(1 + len(message.get("tool_calls") or ()) for message in messages) + len(functions or ())
-    return num_parts > MAX_PARTS_HERE or sum(map(_num_characters, messages)) > MAX_CHARACTERS_HERE
-
-
-def normalize_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """New messages of a known role whose content is one string; text parts are joined by newlines.
-
-    Fields that are null or empty lists are left out, as is the content of a message that has tool calls alone.
-
-    Raises:
-        RequestError: a message is malformed or has content other than text; `param` is the path to the field.
-    """
-    if not messages:
-        raise RequestError("messages must not be empty", "messages")
-    return [_normalize(message, f"messages.{index}") for index, message in enumerate(messages)]
-
-
 def _try_apart(source: str, special_tokens: Mapping[str, str]) -> None:
     """Raises: ModelError: not even a few words can be rendered within the limits."""
     few_words = [{"role": "user", "content": "Hello."}]
@@ -181,47 +155,6 @@ def _try_apart(source: str, special_tokens: Mapping[str, str]) -> None:
     except RequestError as error:
         if error.code == OVER_LIMIT:  # what else is wrong shows when it is compiled, or in each request
             raise ModelError(f"{error}: not even for a few words") from None
-
-
-def _num_characters(message: Message) -> int:
-    content = message.get("content")
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(str(part)) for part in content) if isinstance(content, list | tuple) else 0
-
-
-def _normalize(message: Message, path: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{path} must be an object", path)
-    role = message.get("role")
-    if role not in _ROLES:
-        raise RequestError(f"{path}.role must be one of {', '.join(_ROLES)}", f"{path}.role")
-    plain = {key: value for key, value in message.items() if value is not None and value != []}
-    content = message.get("content")
-    if content is not None:
-        plain["content"] = _text(content, f"{path}.content")
-    elif "tool_calls" not in plain:
-        raise RequestError(f"{path}.content is missing", f"{path}.content")
-    return plain
-
-
-def _text(content: object, path: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple):
-        raise RequestError(f"{path} must be a string or a list of parts", path)
-    return "\n".join(_part_text(part, f"{path}.{index}") for index, part in enumerate(content))
-
-
-def _part_text(part: object, path: str) -> str:
-    if not isinstance(part, Mapping):
-        raise RequestError(f"{path} must be an object", path)
-    if part.get("type") != "text":
-        raise RequestError(f"{path}.type must be text: this server takes no images, audio or files", f"{path}.type")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise RequestError(f"{path}.text must be a string", f"{path}.text")
-    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mtplx.text.chat import MAX_PARTS_HERE, ChatTemplate, is_large
+from mtplx.text.chat import ChatTemplate
+from mtplx.text.messages import MAX_PARTS_HERE, is_large
 from tests.server.asgi import CHAT, ask
 from tests.server.fakes import MODEL, FakeStreams, fake_server
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtplx.errors import ModelError, RequestError
-from mtplx.text.chat import ChatTemplate, normalize_messages
+from mtplx.text.chat import ChatTemplate
+from mtplx.text.messages import normalize_messages
 
 USER = [{"role": "user", "content": "hi"}]
 CHATML = (

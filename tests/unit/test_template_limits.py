@@ -10,7 +10,8 @@ import pytest
 
 from mtplx.errors import ModelError, RequestError
 from mtplx.text.apart import OVER_LIMIT, render_apart
-from mtplx.text.chat import MAX_CHARACTERS_HERE, MAX_PARTS_HERE, ChatTemplate, is_large
+from mtplx.text.chat import ChatTemplate
+from mtplx.text.messages import MAX_CHARACTERS_HERE, MAX_PARTS_HERE, is_large
 from tests.fakes import write_byte_tokenizer
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -11,7 +11,8 @@ import pytest
 from mtplx.errors import ConfigError, RequestError
 from mtplx.text.answer_format import AnswerFormat, resolve_answer_format
 from mtplx.text.apart import render_apart
-from mtplx.text.chat import MAX_PARTS_HERE, ChatTemplate
+from mtplx.text.chat import ChatTemplate
+from mtplx.text.messages import MAX_PARTS_HERE
 from mtplx.text.tools.functions import Function
 
 F = Function("f", "does it", {"type": "object", "properties": {"a": {"default": None}}})

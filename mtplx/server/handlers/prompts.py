@@ -15,7 +15,7 @@ from mtplx.server.disconnect import until_disconnect
 from mtplx.server.handlers.conversation import ChatWishes, chat_wishes
 from mtplx.server.protocol.chat import ChatCompletionRequest
 from mtplx.server.protocol.strict import check_token_ids
-from mtplx.text.chat import is_large
+from mtplx.text.messages import is_large
 
 LONG_TEXT_CHARACTERS = 8192  # encoding more than this would hold up every other request; a thread costs less
 MAX_LONG_ENCODES = 2  # at once: each may take hundreds of bytes of memory for a character

@@ -28,7 +28,7 @@ TOOL_FORMATS: Final = {
         ToolFormat("qwen3_coder", qwen3_coder.read_qwen3_coder, (qwen3_coder.OPEN, qwen3_coder.CLOSE)),
         ToolFormat("llama3_json", llama3_json.read_llama3_json, (llama3_json.TAG,)),
         ToolFormat("mistral", mistral.read_mistral, (mistral.CALLS, mistral.CALL_ID, mistral.ARGUMENTS)),
-        ToolFormat("pythonic", pythonic.read_pythonic, (*pythonic.OPENING, *pythonic.CLOSING)),
+        ToolFormat("pythonic", pythonic.read_pythonic, (*pythonic.ENDS, *pythonic.ENDS.values())),
     )
 }
 

@@ -11,7 +11,7 @@ import re
 from mtplx.text.tools.functions import Functions
 from mtplx.text.tools.json_calls import read_json_call, stream_arguments
 from mtplx.text.tools.parts import CallBegin, Text
-from mtplx.text.tools.source import Source, Steps, behind, drop, run_end, skip_space, text_before
+from mtplx.text.tools.source import Source, Steps, behind, read_list, run_end, skip_space, text_before
 
 CALLS, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _WORD = re.compile(r"[\w.-]*")
@@ -21,22 +21,9 @@ def read_mistral(source: Source, functions: Functions) -> Steps[None]:
     """Both forms; a marker with neither behind it is text."""
     while (at := (yield from text_before(source, (CALLS,)))) is not None:
         behind_marker = at + len(CALLS)
-        is_call = (yield from _list(source, behind_marker, functions)) or (
-            yield from _named(source, behind_marker, functions)
-        )
-        if not is_call:
+        is_list = yield from read_list(source, behind_marker, lambda at: read_json_call(source, at, functions))
+        if not is_list and not (yield from _named(source, behind_marker, functions)):
             yield Text(source.take(behind_marker))
-
-
-def _list(source: Source, start: int, functions: Functions) -> Steps[bool]:
-    first = yield from behind(source, "[", start)
-    if first is None or not (yield from read_json_call(source, first, functions)):
-        return False
-    while (following := (yield from behind(source, ",", 0))) is not None:
-        if not (yield from read_json_call(source, following, functions)):
-            return True
-    yield from drop(source, "]")
-    return True
 
 
 def _named(source: Source, start: int, functions: Functions) -> Steps[bool]:

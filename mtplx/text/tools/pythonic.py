@@ -5,37 +5,30 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from typing import Final
 
 from mtplx.text.tools.functions import Functions
 from mtplx.text.tools.json_calls import as_json
 from mtplx.text.tools.parts import CallArguments, CallBegin, CallEnd, Text
-from mtplx.text.tools.source import Source, Steps, behind, drop, run_end, skip_space, text_before, value_end
+from mtplx.text.tools.source import Source, Steps, drop, read_list, run_end, skip_space, text_before, value_end
 
-OPENING = ("<|python_start|>", "<|tool_call_start|>")  # of Llama 4, of LFM 2
-CLOSING = ("<|python_end|>", "<|tool_call_end|>")
+ENDS: Final = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}  # of Llama 4, of LFM 2
 _NAME = re.compile(r"[\w.-]*")
 
 
 def read_pythonic(source: Source, functions: Functions) -> Steps[None]:
     """A call comes in one piece, when its bracket closes: before, nobody knows whether it is one."""
-    yield from _list(source, 0, functions)
-    while (at := (yield from text_before(source, OPENING))) is not None:
-        marker = next(marker for marker in OPENING if source.text.startswith(marker, at))
-        if (yield from _list(source, at + len(marker), functions)):
-            yield from drop(source, CLOSING[OPENING.index(marker)])
+
+    def read_call(at: int) -> Steps[bool]:
+        return _call(source, at, functions)
+
+    yield from read_list(source, 0, read_call)
+    while (at := (yield from text_before(source, tuple(ENDS)))) is not None:
+        marker = next(marker for marker in ENDS if source.text.startswith(marker, at))
+        if (yield from read_list(source, at + len(marker), read_call)):
+            yield from drop(source, ENDS[marker])
         else:
             yield Text(source.take(at + len(marker)))
-
-
-def _list(source: Source, start: int, functions: Functions) -> Steps[bool]:
-    first = yield from behind(source, "[", start)
-    if first is None or not (yield from _call(source, first, functions)):
-        return False
-    while (following := (yield from behind(source, ",", 0))) is not None:
-        if not (yield from _call(source, following, functions)):
-            return True
-    yield from drop(source, "]")
-    return True
 
 
 def _call(source: Source, start: int, functions: Functions) -> Steps[bool]:
@@ -66,11 +59,5 @@ def _as_json(arguments: str) -> str | None:
         values = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
         is_plain = len(values) == len(call.keywords)  # no **more, and none twice
         return as_json(values) if is_plain else None
-    except (
-        SyntaxError,
-        ValueError,
-        TypeError,
-        RecursionError,
-        MemoryError,
-    ):  # the last: Python's way with deep nesting
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):  # the last is said of deep nesting too
         return None

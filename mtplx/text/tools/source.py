@@ -122,6 +122,18 @@ def drop(source: Source, expected: str) -> Steps[bool]:
     return end is not None
 
 
+def read_list(source: Source, start: int, read_item: Callable[[int], Steps[bool]]) -> Steps[bool]:
+    """Reads `[item, item]`, each with what begins at an index; False, with nothing taken, if the first isn't one."""
+    first = yield from behind(source, "[", start)
+    if first is None or not (yield from read_item(first)):
+        return False
+    while (following := (yield from behind(source, ",", 0))) is not None:
+        if not (yield from read_item(following)):
+            return True
+    yield from drop(source, "]")
+    return True
+
+
 def text_before(
     source: Source, markers: Sequence[str], kind: Callable[[str], Text | Reasoning] = Text
 ) -> Steps[int | None]:
