@@ -1,8 +1,9 @@
 """Measures the native kernels: linears by format and number of rows, attention at 1k and 4k, and whole decode steps.
 
-Linears and attention are of SmolLM2-135M's shapes. The matrices of ten layers are stacked into one, since a call from
-Python costs what a small matrix does; a step is one call and shows what really comes out: `step` is a model's decode
-step with so many rows at a context of one block, where attention is next to nothing.
+Linears and attention are of SmolLM2-135M's shapes, for K formats with rows filled up to whole blocks. The matrices of
+ten layers are stacked into one, since a call from Python costs what a small matrix does; a step is one call and shows
+what really comes out: `step` is a model's decode step with so many rows at a context of one block, where attention is
+next to nothing.
 
 Everything is shown beside what this machine can do in the same run: the bandwidth of reading 256 MiB with the same
 threads, and PyTorch's best rate, that of dynamic int8 linears for quantised weights, of float32 for the others. Every
@@ -32,6 +33,7 @@ from mtplx.batching.state import Row as PlanRow
 from mtplx.batching.state import StepPlan
 from mtplx.model.machine import physical_cores
 from mtplx.model.native.binding import Floats, NativeLibrary, Pool
+from mtplx.model.native.formats import BLOCK_FORMATS, Format
 from mtplx.model.native.library import load_library
 from mtplx.model.native.loader import load_native_runner
 from mtplx.model.native.operations import (
@@ -44,6 +46,7 @@ from mtplx.model.native.operations import (
     pack_matrix,
 )
 from mtplx.model.native.runner import NativeRunner
+from mtplx.model.native.self_test import random_source
 from mtplx.model.weights import resolve_model
 
 NUM_LAYERS, HIDDEN, VOCAB = 30, 576, 49_152
@@ -53,11 +56,11 @@ SHAPES = (
     *((STACKED_LAYERS * num_rows, num_cols) for num_rows, num_cols in LAYER_SHAPES * (NUM_LAYERS // STACKED_LAYERS)),
     (VOCAB, HIDDEN),
 )
-NUM_WEIGHTS = sum(num_rows * num_cols for num_rows, num_cols in SHAPES)
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 9, 3, 64, 16
-FORMATS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
-BLOCK_BYTES = {"F32": 128, "F16": 64, "Q4_0": 18, "Q4_1": 20, "Q8_0": 34}  # of 32 weights
+FORMATS = tuple(Format.__members__)
+HEADS = {"Q4_0": "Q8_0", "Q4_1": "Q8_0", "Q4_K": "Q6_K", "Q5_K": "Q6_K"}  # as public files have it; others: the same
 TORCH_INT8 = "torch-int8"
+DEFAULT_FORMATS = ("F32", "F16", "Q4_0", "Q4_1", "Q8_0", TORCH_INT8)
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 TORCH_WIDTHS = (1, 4, 16, 64)
 
@@ -119,7 +122,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--passes", type=int, default=7, help="timed passes a case")
     parser.add_argument("--models", nargs="*", default=["smollm2-135m-instruct"], help="whose steps are measured")
-    parser.add_argument("--formats", nargs="*", choices=[*FORMATS, TORCH_INT8], default=[*FORMATS, TORCH_INT8])
+    parser.add_argument("--formats", nargs="*", choices=[*FORMATS, TORCH_INT8], default=DEFAULT_FORMATS)
     arguments = parser.parse_args()
     library = load_library(arguments.build)
     with library.open_pool(arguments.threads) as pool:
@@ -151,28 +154,30 @@ def main() -> None:
 
 
 def linear_cases(library: NativeLibrary, pool: Pool, name: str) -> list[Case]:
-    """Every matrix of the model once a call; the output head of the 4-bit formats is Q8_0, as in the public file."""
+    """Every matrix of the model once a call."""
     rng = np.random.default_rng(0)
-    head = "Q8_0" if name.startswith("Q4") else name
     matrices = [_matrix(rng, library, name, *shape) for shape in SHAPES[:-1]]
-    matrices.append(_matrix(rng, library, head, *SHAPES[-1]))
+    matrices.append(_matrix(rng, library, HEADS.get(name, name), *SHAPES[-1]))
+    num_weights = sum(matrix.num_rows * matrix.num_cols for matrix in matrices)
     num_bytes = sum(matrix.data.nbytes for matrix in matrices)
     peak_kind = "int8" if name.startswith("Q") else "float32"
     cases = []
     for width in WIDTHS:
-        inputs = {size: rng.normal(size=(width, size)).astype(np.float32) for size in (HIDDEN, 1536)}
+        sizes = {matrix.num_cols for matrix in matrices}
+        inputs = {size: rng.normal(size=(width, size)).astype(np.float32) for size in sorted(sizes)}
         call = _linear_call(library, pool, matrices, inputs)
-        cases.append(Case(name, width, call, num_bytes, 2.0 * NUM_WEIGHTS * width, peak_kind))
+        cases.append(Case(name, width, call, num_bytes, 2.0 * num_weights * width, peak_kind))
     return cases
 
 
 def torch_cases() -> list[Case]:
     """PyTorch's dynamic int8 linears on the same shapes."""
     engine = best_int8_engine()
+    num_weights = sum(num_rows * num_cols for num_rows, num_cols in SHAPES)
     cases = []
     for width in TORCH_WIDTHS:
         products = [int8_product(engine, width, *shape) for shape in SHAPES]
-        cases.append(Case(TORCH_INT8, width, _all_of(products), NUM_WEIGHTS, 2.0 * NUM_WEIGHTS * width))
+        cases.append(Case(TORCH_INT8, width, _all_of(products), num_weights, 2.0 * num_weights * width))
     return cases
 
 
@@ -281,12 +286,10 @@ def _all_of(calls: Sequence[Call]) -> Call:
 
 
 def _matrix(rng: np.random.Generator, library: NativeLibrary, name: str, num_rows: int, num_cols: int) -> PackedMatrix:
-    blocks = rng.integers(0, 256, (num_rows * num_cols // 32, BLOCK_BYTES[name]), dtype=np.uint8)
-    if name in ("F32", "F16"):
-        blocks[:] = 0
-    else:
-        blocks[:, 1:4:2] = 0x20  # the upper bytes of scale and minimum: about one hundredth
-    return pack_matrix(library, FORMATS[name], (num_rows, num_cols), blocks.reshape(-1))
+    kind = Format[name]
+    block = BLOCK_FORMATS.get(kind)
+    num_cols += 0 if block is None else -num_cols % block.num_weights
+    return pack_matrix(library, kind, (num_rows, num_cols), random_source(rng, kind, num_rows * num_cols))
 
 
 def _filled_cache(rng: np.random.Generator, num_blocks: int) -> LayerCache:

@@ -12,6 +12,9 @@ import torch
 import transformers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from mtplx.model.native.formats import Format
+from mtplx.model.native.self_test import random_source
+
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("1 2", "Ċ Ċ", "Ġ Ġ", "ĠĠ Ġ", "Ġ =", "Ġ a")
 TOKENS = (*CONTROL, *bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in MERGES))
@@ -19,6 +22,7 @@ EOS_ID = TOKENS.index("<|im_end|>")
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 
 MODELS: Mapping[str, str] = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}
+K_SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}  # rows of whole blocks of the K formats
 SIZES = {
     "vocab_size": len(TOKENS),
     "hidden_size": 32,
@@ -81,9 +85,10 @@ def write_gguf(
 ) -> Path:
     """Writes `model` (a tiny one by default) with a byte-level tokenizer of the kind of SmolLM2's.
 
-    `fields` are further metadata, with double underscores for dots; `without` names metadata to leave out.
+    `fields` are further metadata, with double underscores for dots; `without` names metadata to leave out. Q4_K_M as
+    `tensor_type` is the usual mixture of that name.
     """
-    model = model if model is not None else tiny_model(architecture)
+    model = model if model is not None else tiny_model(architecture, **(K_SIZES if "_K" in tensor_type else {}))
     metadata = {**_metadata(architecture, model.config), **{key.replace("__", "."): v for key, v in fields.items()}}
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
@@ -178,11 +183,17 @@ def _interleaved(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray[Any, Any], tensor_type: str) -> None:
-    """Norms and biases stay float32, as everywhere."""
+    """Norms and biases stay float32, as everywhere. In K formats the blocks are random: nothing here rounds to them."""
+    if tensor_type == "Q4_K_M":
+        tensor_type = "Q6_K" if name.split(".")[-2] in ("token_embd", "output", "attn_v", "ffn_down") else "Q4_K"
     kind = gguf.GGMLQuantizationType[tensor_type]
     if tensor.ndim == 1 or tensor_type == "F32":
         writer.add_tensor(name, tensor.astype(np.float32))
     elif tensor_type == "F16":
         writer.add_tensor(name, tensor.astype(np.float16))
+    elif "_K" in tensor_type:
+        rng = np.random.default_rng(len(name))
+        blocks = random_source(rng, Format[tensor_type], tensor.size, scale=0.0003)
+        writer.add_tensor(name, blocks.reshape(len(tensor), -1), raw_dtype=kind)
     else:
         writer.add_tensor(name, gguf.quants.quantize(tensor.astype(np.float32), kind), raw_dtype=kind)

@@ -15,7 +15,7 @@ from mtplx.model.native.loader import load_native_runner
 from mtplx.model.native.runner import NativeRunner
 from mtplx.model.runner import Runner
 from mtplx.model.weights import ModelFolder, resolve_model
-from tests.gguf_files import tiny_model, write_gguf
+from tests.gguf_files import K_SIZES, tiny_model, write_gguf
 from tests.tiny_models import MAX_POSITION, write_tiny_model
 
 _SIZES = {"hidden_size": 64, "intermediate_size": 96}
@@ -42,10 +42,10 @@ def write_native_model(folder: Path, name: str, dtype: torch.dtype = torch.float
     return ModelFolder(folder, name, "made in a test")
 
 
-def write_native_gguf(path: Path, architecture: str, tensor_type: str) -> tuple[ModelFolder, Any]:
+def write_native_gguf(path: Path, architecture: str, tensor_type: str, **sizes: Any) -> tuple[ModelFolder, Any]:
     """Writes and resolves a GGUF file; returns it with the model it was made from. Needs a cache folder of its own."""
-    sizes = {"hidden_size": 64} if architecture == "qwen2" else {}
-    original = tiny_model(architecture, **sizes)
+    own = K_SIZES if "_K" in tensor_type else {"hidden_size": 64} if architecture == "qwen2" else {}
+    original = tiny_model(architecture, **own, **sizes)
     write_gguf(path, architecture, original, tensor_type=tensor_type)
     return resolve_model(str(path), with_weights=False), original
 

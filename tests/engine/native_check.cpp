@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "mtplx_native.h"
+#include "blocks.h"
 
 namespace {
 
@@ -32,19 +32,20 @@ std::vector<float> random_floats(size_t count) {
 }
 
 // Blocks of any bits, with float16 scales and minima between 0.0078 and 0.031.
-std::vector<uint8_t> random_blocks(int format, size_t groups) {
+std::vector<uint8_t> random_blocks(int format, size_t weights) {
     if (format == MTPLX_F32) {
-        const std::vector<float> floats = random_floats(groups * 32);
+        const std::vector<float> floats = random_floats(weights);
         std::vector<uint8_t> bytes(floats.size() * 4);
         std::memcpy(bytes.data(), floats.data(), bytes.size());
         return bytes;
     }
-    const size_t size = format == MTPLX_F16 ? 64 : format == MTPLX_Q4_0 ? 18 : format == MTPLX_Q4_1 ? 20 : 34;
-    std::vector<uint8_t> bytes(groups * size);
+    const bool is_half = format == MTPLX_F16;
+    const mtplx::BlockFormat kind = is_half ? mtplx::BlockFormat{2, 1, 0, 0, false, 0} : mtplx::block_format(format);
+    std::vector<uint8_t> bytes(weights / kind.size * kind.bytes);
     for (uint8_t &byte : bytes) byte = static_cast<uint8_t>(generator());
-    const size_t halves = format == MTPLX_F16 ? 32 : format == MTPLX_Q4_1 ? 2 : 1;
-    for (size_t g = 0; g < groups; g++)
-        for (size_t i = 0; i < halves; i++) bytes[g * size + 2 * i + 1] = 0x20 | (bytes[g * size + 2 * i + 1] & 7);
+    const size_t first = format == MTPLX_Q6_K ? 208 : 0, last = kind.has_minimum ? 2 : first;
+    for (size_t block = 0; block < bytes.size(); block += kind.bytes)
+        for (size_t at = first; at <= last; at += 2) bytes[block + at + 1] = 0x20 | (bytes[block + at + 1] & 7);
     return bytes;
 }
 
@@ -56,8 +57,8 @@ double rounded(const float *group, int k) {
 }
 
 void check_linear(mtplx_pool *one, mtplx_pool *two, int format) {
-    const int outputs = 43, inputs = 96, rows = 21;
-    const std::vector<uint8_t> blocks = random_blocks(format, size_t(outputs) * inputs / 32);
+    const int outputs = 43, rows = 21, inputs = mtplx::block_format(format).size == mtplx::SUPERBLOCK ? 768 : 96;
+    const std::vector<uint8_t> blocks = random_blocks(format, size_t(outputs) * inputs);
     std::vector<uint8_t> packed(mtplx_packed_bytes(format, outputs, inputs));
     expect(mtplx_pack(format, outputs, inputs, nullptr, blocks.data(), packed.data()) == MTPLX_OK, "packs", format);
     const mtplx_weight weight = {format, outputs, inputs, 0, packed.data()};
@@ -162,15 +163,15 @@ public:
         }
         mtplx_layer layers[2] = {};
         for (mtplx_layer &layer : layers) {
-            layer.q = matrix(MTPLX_Q8_0, 96, HIDDEN), layer.k = matrix(MTPLX_Q4_0, 32, HIDDEN);
+            layer.q = matrix(MTPLX_Q8_0, 96, HIDDEN), layer.k = matrix(MTPLX_Q4_1, 32, HIDDEN);
             layer.v = matrix(MTPLX_F32, 32, HIDDEN), layer.o = matrix(MTPLX_F16, HIDDEN, 96);
-            layer.gate = matrix(MTPLX_Q4_0, 160, HIDDEN), layer.up = matrix(MTPLX_Q8_0, 160, HIDDEN);
-            layer.down = matrix(MTPLX_Q4_1, HIDDEN, 160);
+            layer.gate = matrix(MTPLX_Q4_0, 256, HIDDEN), layer.up = matrix(MTPLX_Q5_1, 256, HIDDEN);
+            layer.down = matrix(MTPLX_Q6_K, HIDDEN, 256);
             layer.attention_norm = vector(HIDDEN), layer.mlp_norm = vector(HIDDEN), layer.q_bias = vector(96);
             layer.k_norm = vector(32);
         }
         mtplx_config config = {};
-        config.num_layers = 2, config.hidden = HIDDEN, config.intermediate = 160, config.vocab = VOCAB;
+        config.num_layers = 2, config.hidden = HIDDEN, config.intermediate = 256, config.vocab = VOCAB;
         config.num_heads = 3, config.num_kv_heads = 1, config.head_dim = 32;
         config.cache_dtype = MTPLX_CACHE_F16, config.num_cache_blocks = BLOCKS, config.num_positions = POSITIONS;
         config.norm_eps = 1e-5f, config.layers = layers, config.final_norm = vector(HIDDEN);
@@ -200,7 +201,7 @@ public:
 
 private:
     mtplx_weight matrix(int format, int outputs, int inputs) {
-        const std::vector<uint8_t> blocks = random_blocks(format, size_t(outputs) * inputs / 32);
+        const std::vector<uint8_t> blocks = random_blocks(format, size_t(outputs) * inputs);
         matrices_.emplace_back(mtplx_packed_bytes(format, outputs, inputs));
         mtplx_pack(format, outputs, inputs, nullptr, blocks.data(), matrices_.back().data());
         return {format, outputs, inputs, 0, matrices_.back().data()};
@@ -253,7 +254,9 @@ void compare(const std::vector<float> &logits, const char *path) {
 
 int main(int argc, char **argv) {
     mtplx_pool *one = mtplx_pool_create(1), *two = mtplx_pool_create(2);
-    for (int format : {MTPLX_F32, MTPLX_F16, MTPLX_Q4_0, MTPLX_Q4_1, MTPLX_Q8_0}) check_linear(one, two, format);
+    for (int format : {MTPLX_F32, MTPLX_F16, MTPLX_Q4_0, MTPLX_Q4_1, MTPLX_Q5_0, MTPLX_Q5_1, MTPLX_Q8_0, MTPLX_Q4_K,
+                       MTPLX_Q5_K, MTPLX_Q6_K})
+        check_linear(one, two, format);
     for (int dtype : {MTPLX_CACHE_F32, MTPLX_CACHE_F16}) check_attention(one, two, dtype);
     check_draw();
     const std::vector<float> logits = check_steps(one, two);

@@ -10,12 +10,14 @@ import numpy.typing as npt
 from mtplx.model.cache import BLOCK_SIZE
 from mtplx.model.native.binding import Bytes, Floats, NativeLibrary, NativeUnavailableError
 from mtplx.model.native.builds import builds_here
+from mtplx.model.native.formats import BLOCK_FORMATS, Format, to_floats
 from mtplx.model.native.library import load_library
 from mtplx.model.native.operations import FlatRows
+from mtplx.model.native.self_test import random_source
 
 Doubles = npt.NDArray[np.float64]
 
-F32, F16, Q4_0, Q4_1, Q8_0 = FORMATS = (0, 1, 2, 3, 8)
+FORMATS = tuple(Format)
 
 
 def libraries_here() -> Iterator[NativeLibrary]:
@@ -27,23 +29,16 @@ def libraries_here() -> Iterator[NativeLibrary]:
             continue
 
 
-def random_matrix(rng: np.random.Generator, kind: int, num_rows: int, num_cols: int) -> tuple[Bytes, Doubles]:
-    """Returns a matrix as GGUF holds it, and the values it stands for."""
-    if kind in (F32, F16):
-        floats = (rng.normal(size=(num_rows, num_cols)) / 8).astype(np.float32 if kind == F32 else np.float16)
-        return floats.reshape(-1).view(np.uint8), floats.astype(np.float64)
-    shape = (num_rows, num_cols // 32)
-    scales = (rng.normal(size=(*shape, 1)) / 64).astype(np.float16)
-    if kind == Q8_0:
-        codes = rng.integers(-128, 128, (*shape, 32)).astype(np.int8)
-        return _join(scales, codes), (scales.astype(np.float64) * codes).reshape(num_rows, num_cols)
-    codes = rng.integers(0, 16, (*shape, 32)).astype(np.uint8)
-    nibbles = codes[..., :16] | codes[..., 16:] << 4
-    if kind == Q4_0:
-        return _join(scales, nibbles), (scales.astype(np.float64) * (codes.astype(int) - 8)).reshape(num_rows, num_cols)
-    minima = rng.normal(size=(*shape, 1)).astype(np.float16)
-    values = scales.astype(np.float64) * codes + minima
-    return _join(scales, minima, nibbles), values.reshape(num_rows, num_cols)
+def whole_blocks(kind: Format, num_cols: int) -> int:
+    """`num_cols`, or so many more that a row is a whole number of blocks."""
+    block = BLOCK_FORMATS.get(kind)
+    return num_cols if block is None else -(-num_cols // block.num_weights) * block.num_weights
+
+
+def random_matrix(rng: np.random.Generator, kind: Format, num_rows: int, num_cols: int) -> tuple[Bytes, Doubles]:
+    """Returns a matrix as GGUF holds it, and the values it stands for by the GGUF package's own reading."""
+    source = random_source(rng, kind, num_rows * num_cols)
+    return source, to_floats(source, kind.name, num_cols).astype(np.float64)
 
 
 def round_activations(x: Floats) -> Doubles:
@@ -55,8 +50,8 @@ def round_activations(x: Floats) -> Doubles:
     return (codes.astype(np.float64) * (largest / np.float32(127))).reshape(x.shape)
 
 
-def expected_linear(x: Floats, kind: int, weights: Doubles) -> Doubles:
-    return (x.astype(np.float64) if kind in (F32, F16) else round_activations(x)) @ weights.T
+def expected_linear(x: Floats, kind: Format, weights: Doubles) -> Doubles:
+    return (x.astype(np.float64) if kind in (Format.F32, Format.F16) else round_activations(x)) @ weights.T
 
 
 def lay_out_rows(
@@ -82,7 +77,3 @@ def expected_attention(queries: Floats, keys: Floats, values: Floats, window: in
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     weights /= weights.sum(axis=2, keepdims=True)
     return np.einsum("hnm,mhd->nhd", weights, v)
-
-
-def _join(*parts: npt.NDArray[np.generic]) -> Bytes:
-    return np.concatenate([part.view(np.uint8) for part in parts], axis=2).reshape(-1)

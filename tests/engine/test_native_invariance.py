@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,26 +12,27 @@ from hypothesis import strategies as st
 from mtplx.batching.state import Row, StepPlan
 from mtplx.model.native.runner import NativeRunner
 from tests.engine.plan_driver import generate_together
-from tests.native_models import all_logits, load_native, random_ids, write_native_model
+from tests.native_models import all_logits, load_native, random_ids, write_native_gguf, write_native_model
 from tests.tiny_models import VOCAB_SIZE
 
 PROMPTS = [random_ids(length, VOCAB_SIZE, seed=length) for length in (1, 5, 16, 37, 70)]
 NUM_NEW = 24
 
 
-@pytest.fixture(scope="module", params=["none", "int8", "int4"])
-def quantization(request: pytest.FixtureRequest) -> str:
-    assert isinstance(request.param, str)
-    return request.param
+MODELS = [*product(("llama", "mistral sliding"), ("none", "int8", "int4")), ("Q4_K_M", "auto")]
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral sliding"])
-def runners(
-    request: pytest.FixtureRequest, quantization: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, NativeRunner]:
+@pytest.fixture(scope="module", params=MODELS, ids=" ".join)
+def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, NativeRunner]:
     """The same model on one thread and on two."""
     root = tmp_path_factory.mktemp("native")
-    model = write_native_model(root / "model", request.param)
+    name, quantization = request.param
+    if name == "Q4_K_M":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MTPLX_CACHE_DIR", str(root))
+            model, _ = write_native_gguf(root / "model.gguf", "llama", name)
+    else:
+        model = write_native_model(root / "model", name)
     return {threads: load_native(model, root, quantization=quantization, threads=threads) for threads in (1, 2)}
 
 

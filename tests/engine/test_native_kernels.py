@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mtplx.errors import MtplxError
 from mtplx.model.native.binding import NativeCallError, NativeLibrary, Pool, open_build
 from mtplx.model.native.builds import LIBRARIES, builds_here, find_compiler, source_hash
+from mtplx.model.native.formats import BLOCK_FORMATS, Format, to_floats
 from mtplx.model.native.operations import (
     FlatRows,
     attention,
@@ -27,15 +28,13 @@ from mtplx.model.native.operations import (
     unpack_rows,
 )
 from tests.engine.native_kernels import (
-    F32,
     FORMATS,
-    Q4_1,
-    Q8_0,
     expected_attention,
     expected_linear,
     lay_out_rows,
     libraries_here,
     random_matrix,
+    whole_blocks,
 )
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler, so no kernels")
@@ -64,36 +63,42 @@ def test_builds_are_of_these_sources() -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_unpacking_gives_back_the_exact_values(library: NativeLibrary, kind: int) -> None:
-    source, values = random_matrix(np.random.default_rng(1), kind, 37, 96)
-    matrix = pack_matrix(library, kind, (37, 96), source)
+def test_unpacking_gives_back_the_exact_values(library: NativeLibrary, kind: Format) -> None:
+    shape = (37, whole_blocks(kind, 96))
+    source, values = random_matrix(np.random.default_rng(1), kind, *shape)
+    matrix = pack_matrix(library, kind, shape, source)
     row_ids = [36, 0, 15, 16, 0]
     np.testing.assert_array_equal(unpack_rows(library, matrix, row_ids), values[row_ids].astype(np.float32))
 
 
 def test_rows_can_be_reordered_while_packing(library: NativeLibrary) -> None:
-    source, values = random_matrix(np.random.default_rng(2), Q8_0, 20, 64)
+    source, values = random_matrix(np.random.default_rng(2), Format.Q8_0, 20, 64)
     order = np.random.default_rng(3).permutation(20).astype(np.int32)
-    matrix = pack_matrix(library, Q8_0, (20, 64), source, order)
+    matrix = pack_matrix(library, Format.Q8_0, (20, 64), source, order)
     np.testing.assert_array_equal(unpack_rows(library, matrix, range(20)), values[order].astype(np.float32))
 
 
 def test_what_cannot_be_packed_is_refused(library: NativeLibrary) -> None:
-    assert library.packed_bytes(Q8_0, 16, 40) == 0  # no multiple of 32
+    assert library.packed_bytes(Format.Q8_0, 16, 40) == 0  # no multiple of 32
+    assert library.packed_bytes(Format.Q4_K, 16, 288) == 0  # of 32, but not of 256
+    assert library.packed_bytes(10, 16, 256) == 0  # Q2_K
     assert library.packed_bytes(99, 16, 64) == 0
-    source, _ = random_matrix(np.random.default_rng(4), Q8_0, 4, 32)
+    source, _ = random_matrix(np.random.default_rng(4), Format.Q8_0, 4, 32)
     with pytest.raises(NativeCallError, match="shapes"):
-        pack_matrix(library, Q8_0, (4, 32), source, np.array([0, 1, 2, 4], dtype=np.int32))
+        pack_matrix(library, Format.Q8_0, (4, 32), source, np.array([0, 1, 2, 4], dtype=np.int32))
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 8, 16, 33])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_linear_agrees_with_float64(library: NativeLibrary, pools: tuple[Pool, Pool], kind: int, num_rows: int) -> None:
+def test_linear_agrees_with_float64(
+    library: NativeLibrary, pools: tuple[Pool, Pool], kind: Format, num_rows: int
+) -> None:
     rng = np.random.default_rng(kind * 100 + num_rows)
-    source, weights = random_matrix(rng, kind, 75, 576)
-    x = rng.normal(size=(num_rows, 576)).astype(np.float32)
+    shape = (75, whole_blocks(kind, 576))
+    source, weights = random_matrix(rng, kind, *shape)
+    x = rng.normal(size=(num_rows, shape[1])).astype(np.float32)
     bias = rng.normal(size=75).astype(np.float32)
-    result = linear(library, pools[1], pack_matrix(library, kind, (75, 576), source), x, bias)
+    result = linear(library, pools[1], pack_matrix(library, kind, shape, source), x, bias)
     expected = expected_linear(x, kind, weights) + bias
     largest_terms = np.abs(x).astype(np.float64) @ np.abs(weights).T
     assert (np.abs(result - expected) <= 2e-6 * largest_terms).all()
@@ -103,11 +108,11 @@ def test_linear_agrees_with_float64(library: NativeLibrary, pools: tuple[Pool, P
 @settings(max_examples=15, deadline=None)
 @given(seeds, st.integers(1, 70), st.integers(1, 8), st.integers(1, 40), st.data())
 def test_a_row_is_the_same_with_any_neighbours_and_threads(
-    library: NativeLibrary, pools: tuple[Pool, Pool], kind: int, seed: int, num_outputs: int, num_groups: int,
+    library: NativeLibrary, pools: tuple[Pool, Pool], kind: Format, seed: int, num_outputs: int, num_groups: int,
     num_rows: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
-    shape = (num_outputs, 32 * num_groups)
+    shape = (num_outputs, whole_blocks(kind, 32 * num_groups))
     matrix = pack_matrix(library, kind, shape, random_matrix(rng, kind, *shape)[0])
     x = rng.normal(size=(num_rows, shape[1])).astype(np.float32)
     together = linear(library, pools[1], matrix, x)
@@ -120,11 +125,12 @@ def test_a_row_is_the_same_with_any_neighbours_and_threads(
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_a_broken_row_says_so_and_stays_alone(
-    library: NativeLibrary, pools: tuple[Pool, Pool], kind: int, poison: float
+    library: NativeLibrary, pools: tuple[Pool, Pool], kind: Format, poison: float
 ) -> None:
     rng = np.random.default_rng(5)
-    matrix = pack_matrix(library, kind, (32, 64), random_matrix(rng, kind, 32, 64)[0])
-    x = rng.normal(size=(3, 64)).astype(np.float32)
+    shape = (32, whole_blocks(kind, 64))
+    matrix = pack_matrix(library, kind, shape, random_matrix(rng, kind, *shape)[0])
+    x = rng.normal(size=(3, shape[1])).astype(np.float32)
     whole = linear(library, pools[0], matrix, x)
     x[1, 40] = poison
     result = linear(library, pools[0], matrix, x)
@@ -132,21 +138,26 @@ def test_a_broken_row_says_so_and_stays_alone(
     np.testing.assert_array_equal(result[[0, 2]], whole[[0, 2]])
 
 
-def test_zeros_stay_zeros(library: NativeLibrary, pools: tuple[Pool, Pool]) -> None:
-    matrix = pack_matrix(library, Q4_1, (16, 64), random_matrix(np.random.default_rng(6), Q4_1, 16, 64)[0])
-    np.testing.assert_array_equal(linear(library, pools[0], matrix, np.zeros((2, 64), np.float32)), 0)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_zeros_stay_zeros(library: NativeLibrary, pools: tuple[Pool, Pool], kind: Format) -> None:
+    matrix = pack_matrix(library, kind, (16, 256), random_matrix(np.random.default_rng(6), kind, 16, 256)[0])
+    np.testing.assert_array_equal(linear(library, pools[0], matrix, np.zeros((2, 256), np.float32)), 0)
 
 
-def test_extreme_codes_do_not_overflow(library: NativeLibrary, pools: tuple[Pool, Pool]) -> None:
+@pytest.mark.parametrize("kind", BLOCK_FORMATS)
+@pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF])
+def test_extreme_codes_do_not_overflow(
+    library: NativeLibrary, pools: tuple[Pool, Pool], kind: Format, fill: int
+) -> None:
     """The largest products that a group can hold, of either sign."""
-    x = np.ones((2, 64), dtype=np.float32) * np.array([[1], [-1]], dtype=np.float32)
-    for kind, block in ((Q8_0, [-128] * 32), (Q4_1, [0, 0x80, *[-1] * 16])):  # minimum -0.0, all nibbles 15
-        bytes_after_scale = np.array(block, dtype=np.int64).astype(np.uint8)
-        scale = np.array([1.0], dtype=np.float16).view(np.uint8)
-        source = np.tile(np.concatenate([scale, bytes_after_scale]), 16 * 2)
-        result = linear(library, pools[0], pack_matrix(library, kind, (16, 64), source), x)
-        code = -128 if kind == Q8_0 else 15
-        np.testing.assert_allclose(result, [[64.0 * code] * 16, [-64.0 * code] * 16], rtol=1e-6)
+    block = BLOCK_FORMATS[kind]
+    blocks = np.full((16 * 256 // block.num_weights, block.num_bytes), fill, dtype=np.uint8)
+    for at, value in zip(block.float16_at, (1.0, 0.0), strict=False):
+        blocks[:, at : at + 2] = np.array([value], dtype=np.float16).view(np.uint8)
+    x = np.ones((2, 256), dtype=np.float32) * np.array([[1], [-1]], dtype=np.float32)
+    result = linear(library, pools[0], pack_matrix(library, kind, (16, 256), blocks.reshape(-1)), x)
+    expected = x @ to_floats(blocks.reshape(-1), kind.name, 256).T
+    np.testing.assert_allclose(result, expected, rtol=2e-6, atol=1e-3)
 
 
 def test_rms_norm_agrees_with_float64(library: NativeLibrary, pools: tuple[Pool, Pool]) -> None:
@@ -243,6 +254,6 @@ def test_a_pool_needs_a_thread(library: NativeLibrary) -> None:
 
 
 def test_float_weights_round_no_activations(library: NativeLibrary, pools: tuple[Pool, Pool]) -> None:
-    matrix = pack_matrix(library, F32, (16, 32), np.eye(16, 32, dtype=np.float32).reshape(-1).view(np.uint8))
+    matrix = pack_matrix(library, Format.F32, (16, 32), np.eye(16, 32, dtype=np.float32).reshape(-1).view(np.uint8))
     x = np.random.default_rng(10).normal(size=(3, 32)).astype(np.float32)
     np.testing.assert_array_equal(linear(library, pools[0], matrix, x), x[:, :16])

@@ -131,8 +131,9 @@ def test_what_is_not_native_is_named_and_left_to_torch(
 
 
 def test_other_gguf_types_are_left_to_torch(tmp_path: Path) -> None:
-    model, _ = write_native_gguf(tmp_path / "a.gguf", "llama", "Q5_0")
-    assert why_not_native(model) == "it holds Q5_0 tensors; native are F32, F16, Q4_0, Q4_1, Q8_0, BF16"
+    model, _ = write_native_gguf(tmp_path / "a.gguf", "llama", "MXFP4")
+    native = "F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16"
+    assert why_not_native(model) == f"it holds MXFP4 tensors; native are {native}"
 
 
 def test_row_order_of_one_head() -> None:

@@ -123,7 +123,7 @@ def test_the_cache_is_float16_where_weights_are_rounded(llama: ModelFolder, cach
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("tensor_type", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("tensor_type", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K"])
 def test_gguf_blocks_are_used_as_they_are(architecture: str, tensor_type: str, tmp_path: Path, cache: Path) -> None:
     """Rows of q and k are put back into the model's order, in blocks too."""
     model, _ = write_native_gguf(tmp_path / "a.gguf", architecture, tensor_type)
@@ -136,6 +136,25 @@ def test_gguf_blocks_are_used_as_they_are(architecture: str, tensor_type: str, t
     assert runner.info.quantization == tensor_type.lower()
     assert runner.info.weights_sha256 == model.gguf_sha256
     assert not list(model.path.glob("*.safetensors")), "float32 weights were made for nothing"
+
+
+@pytest.mark.parametrize(
+    ("tensor_type", "is_tied", "formats"),
+    [("Q4_K_M", True, "q4_k+q6_k"), ("Q4_K_M", False, "q4_k+q6_k"), ("Q5_K", False, "q5_k")],
+)
+def test_k_formats_and_their_mixtures(
+    tensor_type: str, is_tied: bool, formats: str, tmp_path: Path, cache: Path
+) -> None:
+    """Matrices of one layer in several formats; embedding rows and, where it is tied, the head from K blocks."""
+    model, _ = write_native_gguf(tmp_path / "a.gguf", "llama", tensor_type, tie_word_embeddings=is_tied)
+    runner = load_native(model, cache, kv_cache_dtype="float32", max_model_len=128)
+    found = all_logits(runner, IDS, chunk=7)
+    whole = all_logits(runner, IDS)
+    runner.close()
+    expected = reference_logits(kept_weights(model, "file"), read_shape(model.path), IDS, rounds_activations=True)
+    assert relative_error(found, expected) < CLOSE
+    assert np.array_equal(found, whole)
+    assert runner.info.quantization == formats
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

@@ -56,7 +56,7 @@ def test_untied_output_head_is_kept(tmp_path: Path) -> None:
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(original))
 
 
-@pytest.mark.parametrize("tensor_type", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("tensor_type", ["Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K"])
 def test_quantised_weights_are_not_rounded_again(tensor_type: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", tensor_type=tensor_type)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.1.ffn_down.weight"]

@@ -140,5 +140,5 @@ def test_formats_follow_the_wish_and_the_file() -> None:
     assert target_format("F32", "int4", is_embedding=True) is Format.Q8_0
     with pytest.raises(ConfigError, match="second time"):
         target_format("Q8_0", "int4", is_embedding=False)
-    with pytest.raises(ModelError, match="Q4_K"):
-        target_format("Q4_K", "none", is_embedding=False)
+    with pytest.raises(ModelError, match="Q2_K"):
+        target_format("Q2_K", "none", is_embedding=False)

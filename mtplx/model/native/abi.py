@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 Fields = list[tuple[str, Any]]
 

@@ -1,11 +1,13 @@
 """How matrices may be kept: the formats that the kernels multiply, which one a tensor gets, and rounding to it.
 
-Blocks are GGUF's own: 32 values with one scale (and in Q4_1 one offset). Rounding happens here or not at all: what a
-GGUF holds in a format of the kernels stays as it is.
+Blocks are GGUF's own: 32 values with one scale (and in some one offset), in the K formats 256 with scales of scales.
+Rounding happens here or not at all: what a GGUF holds in a format of the kernels stays as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -28,10 +30,33 @@ class Format(IntEnum):
     F16 = 1
     Q4_0 = 2
     Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
     Q8_0 = 8
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
 
 
-BLOCK_FORMATS = frozenset({Format.Q4_0, Format.Q4_1, Format.Q8_0})
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """What one block holds; `float16_at` is where its scale lies and, if it has one, its minimum."""
+
+    num_bytes: int
+    num_weights: int
+    float16_at: tuple[int, ...]
+
+
+BLOCK_FORMATS: Mapping[Format, BlockFormat] = {
+    Format.Q4_0: BlockFormat(18, 32, (0,)),
+    Format.Q4_1: BlockFormat(20, 32, (0, 2)),
+    Format.Q5_0: BlockFormat(22, 32, (0,)),
+    Format.Q5_1: BlockFormat(24, 32, (0, 2)),
+    Format.Q8_0: BlockFormat(34, 32, (0,)),
+    Format.Q4_K: BlockFormat(144, 256, (0, 2)),
+    Format.Q5_K: BlockFormat(176, 256, (0, 2)),
+    Format.Q6_K: BlockFormat(210, 256, (208,)),
+}
 
 
 def resolve_quantization(setting: str, *, from_gguf: bool) -> Quantization:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mtplx.model.native.binding import Floats, NativeLibrary
+from mtplx.model.native.binding import Bytes, Floats, NativeLibrary
+from mtplx.model.native.formats import BLOCK_FORMATS, Format
 from mtplx.model.native.operations import (
     FlatRows,
     attention,
@@ -19,8 +20,7 @@ from mtplx.model.native.operations import (
 )
 
 TOLERANCE = 1e-4  # of the largest result: builds round in different places
-BLOCK_BYTES = {0: 128, 1: 64, 2: 18, 3: 20, 8: 34}  # of 32 weights, by format
-NUM_OUTPUTS, NUM_INPUTS = 40, 96  # a whole pair of panels and a part of one
+NUM_OUTPUTS, NUM_INPUTS = 40, 256  # a whole pair of panels and a part of one; a block of every format
 HEAD_DIM = 80  # no multiple of 32
 
 
@@ -38,13 +38,12 @@ def _results(library: NativeLibrary) -> Iterator[tuple[str, Floats]]:
     with library.open_pool(2) as pool:
         x = rng.normal(size=(17, NUM_INPUTS)).astype(np.float32)
         yield "rms_norm", rms_norm(library, pool, x[0], 1e-5, x)
-        for format_number, block_bytes in BLOCK_BYTES.items():
-            matrix = pack_matrix(
-                library, format_number, (NUM_OUTPUTS, NUM_INPUTS), random_blocks(rng, format_number, block_bytes)
-            )
-            yield f"unpacking format {format_number}", unpack_rows(library, matrix, range(NUM_OUTPUTS))
+        for kind in Format:
+            source = random_source(rng, kind, NUM_OUTPUTS * NUM_INPUTS)
+            matrix = pack_matrix(library, kind, (NUM_OUTPUTS, NUM_INPUTS), source)
+            yield f"unpacking {kind.name}", unpack_rows(library, matrix, range(NUM_OUTPUTS))
             for num_rows in (1, 7, 17):
-                yield f"format {format_number}, {num_rows} rows", linear(library, pool, matrix, x[:num_rows])
+                yield f"{kind.name}, {num_rows} rows", linear(library, pool, matrix, x[:num_rows])
         rows = FlatRows(*(np.array(ints, dtype=np.int32) for ints in (range(300), [0] * 300, (0, 19), range(19))))
         keys, values = rng.normal(size=(2, 300, 1, HEAD_DIM)).astype(np.float32)
         queries = rng.normal(size=(300, 2, HEAD_DIM)).astype(np.float32)
@@ -54,16 +53,13 @@ def _results(library: NativeLibrary) -> Iterator[tuple[str, Floats]]:
             yield f"attention in {dtype.__name__}", attention(library, pool, cache, rows, queries, window=100)
 
 
-def random_blocks(
-    rng: np.random.Generator, format_number: int, block_bytes: int
-) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """A matrix of the test's shape in GGUF's blocks: any bits, with scales about one hundredth."""
-    num_blocks = NUM_OUTPUTS * NUM_INPUTS // 32
-    if format_number in (0, 1):
-        floats = rng.normal(size=num_blocks * 32).astype(np.float16 if format_number else np.float32)
-        return floats.view(np.uint8)
-    blocks = rng.integers(0, 256, (num_blocks, block_bytes), dtype=np.uint8)
-    num_scales = 2 if format_number == 3 else 1
-    scales = (0.01 * rng.normal(size=(num_blocks, num_scales))).astype(np.float16)
-    blocks[:, : 2 * num_scales] = scales.view(np.uint8)
+def random_source(rng: np.random.Generator, kind: Format, num_weights: int, scale: float = 0.01) -> Bytes:
+    """A matrix as GGUF holds it: any bits, with the blocks' scales and minima about `scale`."""
+    if kind in (Format.F32, Format.F16):
+        return rng.normal(size=num_weights).astype(np.float32 if kind is Format.F32 else np.float16).view(np.uint8)
+    block = BLOCK_FORMATS[kind]
+    blocks = rng.integers(0, 256, (num_weights // block.num_weights, block.num_bytes), dtype=np.uint8)
+    for at in block.float16_at:
+        scales = (scale * rng.normal(size=(len(blocks), 1))).astype(np.float16)
+        blocks[:, at : at + 2] = scales.view(np.uint8)
     return blocks.reshape(-1)

@@ -17,10 +17,10 @@ float largest_magnitude(const float *x) {
     return magnitude;
 }
 
-// Writes round(x * factor) for a group and returns the sum of it.
-int32_t round_group(const float *x, float factor, int8_t *bytes) {
+// Writes round(x * factor) for half a group and returns the sum of it.
+int32_t round_half(const float *x, float factor, int8_t *bytes) {
     Ints sums = {};
-    for (int i = 0; i < GROUP; i += LANES) {
+    for (int i = 0; i < GROUP / 2; i += LANES) {
         const Ints whole = __builtin_convertvector(round_whole(load(x + i) * splat(factor)), Ints);
         const Ints rounded = whole << 24 >> 24;  // the byte that is stored, also where NaN became some number
         store(bytes + i, __builtin_convertvector(rounded, Bytes));
@@ -40,6 +40,7 @@ void Activations::resize(int num_rows) {
     scales_.resize(groups);
     scaled_sums_.resize(groups);
     corrections_.resize(groups);
+    of_halves_.resize(2 * groups);
 }
 
 void Activations::quantize(int row, int begin, int end) {
@@ -49,10 +50,15 @@ void Activations::quantize(int row, int begin, int end) {
         int8_t *bytes = bytes_.data() + at * GROUP;
         const float magnitude = largest_magnitude(x);
         const float scale = magnitude / 127.0f;
-        const int32_t sum = round_group(x, scale > 0.0f ? 127.0f / magnitude : 0.0f, bytes);
+        const float factor = scale > 0.0f ? 127.0f / magnitude : 0.0f;
+        const int32_t first = round_half(x, factor, bytes);
+        const int32_t second = round_half(x + GROUP / 2, factor, bytes + GROUP / 2), sum = first + second;
         scales_[at] = scale;
         scaled_sums_[at] = scale * static_cast<float>(sum);
         corrections_[at] = -128 * sum;
+        int32_t *of_halves = of_halves_.data() + at + at / TILE * TILE;
+        of_halves[0] = -32 * first;
+        of_halves[TILE] = -32 * second;
         if (WIDE_ACTIVATIONS) widen(bytes, wide_.data() + at * GROUP);
     }
 }

@@ -18,6 +18,7 @@ constexpr int TILE = 16;  // rows whose activations lie together
 //     scales        [N / 16][G][16]       largest |x| of the group / 127
 //     scaled_sums   [N / 16][G][16]       scale * (sum of bytes), for weights with a minimum
 //     corrections   [N / 16][G][16]       -128 * (sum of bytes), for weights stored unsigned
+//     of_halves     [N / 16][G][2][16]    -32 * (sum of each half's bytes), for weights with a scale for each half
 class Activations {
 public:
     explicit Activations(int size) : size_(size) {}
@@ -35,12 +36,14 @@ public:
     float *floats(int row) { return floats_.data() + size_t(row) * size_; }
     const float *floats(int row) const { return floats_.data() + size_t(row) * size_; }
 
-    // Of a row's first group; the next group's lie TILE * 32 elements, or TILE scales, further on.
-    const int8_t *bytes(int row) const { return bytes_.data() + place(row, 0) * GROUP; }
-    const int16_t *wide(int row) const { return WIDE_ACTIVATIONS ? wide_.data() + place(row, 0) * GROUP : nullptr; }
-    const float *scales(int row) const { return scales_.data() + place(row, 0); }
-    const float *scaled_sums(int row) const { return scaled_sums_.data() + place(row, 0); }
-    const int32_t *corrections(int row) const { return corrections_.data() + place(row, 0); }
+    // A row's first group; the next one is TILE rows further on.
+    GroupInput first_group(int row) const {
+        const size_t at = place(row, 0);
+        const int16_t *wide = WIDE_ACTIVATIONS ? wide_.data() + at * GROUP : nullptr;
+        const int32_t *of_halves = of_halves_.data() + at + at / TILE * TILE;
+        return {bytes_.data() + at * GROUP, wide, scales_.data() + at, scaled_sums_.data() + at,
+                corrections_.data() + at, of_halves};
+    }
 
 private:
     size_t place(int row, int group) const {
@@ -51,7 +54,7 @@ private:
     std::vector<float> floats_, scales_, scaled_sums_;
     std::vector<int8_t> bytes_;
     std::vector<int16_t> wide_;
-    std::vector<int32_t> corrections_;
+    std::vector<int32_t> corrections_, of_halves_;
 };
 
 // y = x / sqrt(mean(x^2) + eps) * weight over `size` elements, a multiple of 16; y may be x.

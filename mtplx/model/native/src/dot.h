@@ -1,27 +1,38 @@
-// Integer dot products, the inner loop of block formats: one group of 32 unsigned weights of P panels of 16 output rows
-// against the int8 activations of M rows:
+// Integer dot products, the inner loop of block formats: the unsigned codes of lines BEGIN to END of a group, 4 k each,
+// of P panels of 16 output rows against the int8 activations of M rows:
 //
-//     sums[m][v] lane r  +=  sum over k of  weight[output LANES * v + r][k] * activation[m][k]
+//     sums[m][v] lane r  +=  sum over k of  code[output LANES * v + r][k] * activation[m][k]
 //
-// A panel's weights come as lines of 64 bytes, 4 k of each of its 16 rows: byte 4 * row + k % 4. The next panel's are
-// `stride` bytes further on.
+// A panel's codes lie as codes.h says. The next panel's are `stride` bytes further on.
 #pragma once
 
-#include "simd.h"
+#include "codes.h"
 
 namespace mtplx {
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr bool WIDE_ACTIVATIONS = true;  // 8-bit weights are multiplied as int16, in the order below
+constexpr bool WIDE_ACTIVATIONS = true;  // 8-bit codes are multiplied as int16, in the order below
 #else
 constexpr bool WIDE_ACTIVATIONS = false;
 #endif
 
 // A group's activations: of row m the 32 int8 from bytes + 32 * m on, and for WIDE_ACTIVATIONS the same as int16, every
-// four in the order 0 2 1 3.
+// four in the order 0 2 1 3. The others have one value a row: see activations.h.
 struct GroupInput {
     const int8_t *bytes;
     const int16_t *wide;
+    const float *scales, *scaled_sums;
+    const int32_t *corrections, *of_halves;
+
+    // To the next group, whose values lie `rows` rows further on.
+    void advance(int rows) {
+        bytes += rows * GROUP;
+        if (WIDE_ACTIVATIONS) wide += rows * GROUP;
+        scales += rows;
+        scaled_sums += rows;
+        corrections += rows;
+        of_halves += 2 * rows;
+    }
 };
 
 // Writes a group's 32 activations as int16 in that order.
@@ -54,46 +65,20 @@ inline int32_t four_bytes(const void *from) {
 
 constexpr int PANELS_AT_ONCE = 2;  // reading an activation costs as much as multiplying with it, so each serves twice
 
-inline void dot4(Ints &sums, __m512i weights, __m512i activations) {
-    sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, weights, activations);
+inline void dot4(Ints &sums, Ints weights, __m512i activations) {
+    sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, activations);
     in_order(sums);
 }
 
 inline __m512i splat_four(const int8_t *activations) { return _mm512_set1_epi32(four_bytes(activations)); }
 
-// Line j of four holds k = 4j .. 4j+3 in its low nibbles and k = 16+4j .. in its high ones.
-template <int M, int P>
-inline void dot_nibbles(const uint8_t *weights, size_t stride, GroupInput input, Ints (*sums)[P]) {
-    const __m512i low_nibbles = _mm512_set1_epi8(15);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        __m512i both[P];
-#pragma GCC unroll 2
-        for (int p = 0; p < P; p++) both[p] = load<__m512i>(weights + p * stride + 64 * j);
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            __m512i nibbles[P];
-#pragma GCC unroll 2
-            for (int p = 0; p < P; p++)
-                nibbles[p] = _mm512_and_si512(half ? _mm512_srli_epi16(both[p], 4) : both[p], low_nibbles);
-#pragma GCC unroll 16
-            for (int m = 0; m < M; m++) {
-                const __m512i four = splat_four(input.bytes + 32 * m + 16 * half + 4 * j);
-#pragma GCC unroll 2
-                for (int p = 0; p < P; p++) dot4(sums[m][p], nibbles[p], four);
-            }
-        }
-    }
-}
-
-// Line j of eight holds k = 4j .. 4j+3.
-template <int M, int P>
-inline void dot_bytes(const uint8_t *weights, size_t stride, GroupInput input, Ints (*sums)[P]) {
+template <int BITS, int BEGIN, int END, int M, int P>
+inline void dot_lines(const uint8_t *weights, size_t stride, const GroupInput &input, Ints (*sums)[P]) {
 #pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        __m512i line[P];
+    for (int j = BEGIN; j < END; j++) {
+        Ints line[P];
 #pragma GCC unroll 2
-        for (int p = 0; p < P; p++) line[p] = load<__m512i>(weights + p * stride + 64 * j);
+        for (int p = 0; p < P; p++) line[p] = line_of<BITS>(weights + p * stride, j);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
             const __m512i four = splat_four(input.bytes + 32 * m + 4 * j);
@@ -108,8 +93,8 @@ inline void dot_bytes(const uint8_t *weights, size_t stride, GroupInput input, I
 constexpr int PANELS_AT_ONCE = 1;
 
 // Nibbles times int8, in pairs, over eight lines: at most 15 * 127 * 2 * 8 = 30480, so int16 sums do for a whole group.
-template <int M, int P>
-inline void dot_nibbles(const uint8_t *weights, size_t, GroupInput input, Ints (*sums)[PARTS]) {
+template <int M>
+inline void dot_nibbles(const uint8_t *weights, const GroupInput &input, Ints (*sums)[PARTS]) {
     const __m256i low_nibbles = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i pairs[M][2];
 #pragma GCC unroll 8
@@ -138,8 +123,8 @@ inline void dot_nibbles(const uint8_t *weights, size_t, GroupInput input, Ints (
 }
 
 // Bytes times int8 overflow int16, so even and odd k are widened apart and multiplied as int16.
-template <int M, int P>
-inline void dot_bytes(const uint8_t *weights, size_t, GroupInput input, Ints (*sums)[PARTS]) {
+template <int M>
+inline void dot_bytes(const uint8_t *weights, const GroupInput &input, Ints (*sums)[PARTS]) {
     const __m256i even_bytes = _mm256_set1_epi16(255);
 #pragma GCC unroll 1
     for (int j = 0; j < 8; j++) {
@@ -158,6 +143,43 @@ inline void dot_bytes(const uint8_t *weights, size_t, GroupInput input, Ints (*s
             }
         }
     }
+}
+
+// Codes of 5 or 6 bits times int8: int16 holds the sum of two lines, at most 63 * 127 * 2 * 2 = 32004.
+template <int BITS, int BEGIN, int END, int M>
+inline void dot_line_pairs(const uint8_t *weights, const GroupInput &input, Ints (*sums)[PARTS]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+    for (int j = BEGIN; j < END; j += 2) {
+        __m256i first[PARTS], second[PARTS];
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+            first[part] = (__m256i)line_of<BITS>(weights, j, part);
+            second[part] = (__m256i)line_of<BITS>(weights, j + 1, part);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            const __m256i four = _mm256_set1_epi32(four_bytes(input.bytes + 32 * m + 4 * j));
+            const __m256i next = _mm256_set1_epi32(four_bytes(input.bytes + 32 * m + 4 * j + 4));
+#pragma GCC unroll 2
+            for (int part = 0; part < PARTS; part++) {
+                const __m256i pairs =
+                    _mm256_add_epi16(_mm256_maddubs_epi16(first[part], four), _mm256_maddubs_epi16(second[part], next));
+                sums[m][part] += (Ints)_mm256_madd_epi16(pairs, ones);
+                in_order(sums[m][part]);
+            }
+        }
+    }
+}
+
+template <int BITS, int BEGIN, int END, int M, int P>
+inline void dot_lines(const uint8_t *weights, size_t, const GroupInput &input, Ints (*sums)[PARTS]) {
+    if constexpr (BITS == 4)
+        dot_nibbles<M>(weights, input, sums);
+    else if constexpr (BITS == 8)
+        dot_bytes<M>(weights, input, sums);
+    else
+        dot_line_pairs<BITS, BEGIN, END, M>(weights, input, sums);
 }
 
 #else
@@ -184,22 +206,19 @@ inline Ints dot4(const uint8_t *weights, const int8_t *activations) {
 #endif
 }
 
-template <int M, int P>
-inline void dot_bytes(const uint8_t *weights, size_t, GroupInput input, Ints (*sums)[PARTS]) {
-    for (int j = 0; j < 8; j++)
+template <int BITS, int BEGIN, int END, int M, int P>
+inline void dot_lines(const uint8_t *weights, size_t, const GroupInput &input, Ints (*sums)[PARTS]) {
+    uint8_t bytes[8 * LINE];
+    if (BITS != 8) {
+        for (int j = BEGIN; j < END; j++)
+            for (int part = 0; part < PARTS; part++)
+                store(bytes + j * LINE + part * sizeof(Ints), line_of<BITS>(weights, j, part));
+        weights = bytes;
+    }
+    for (int j = BEGIN; j < END; j++)
         for (int m = 0; m < M; m++)
             for (int part = 0; part < PARTS; part++)
-                sums[m][part] += dot4(weights + 64 * j + 16 * part, input.bytes + 32 * m + 4 * j);
-}
-
-template <int M, int P>
-inline void dot_nibbles(const uint8_t *weights, size_t, GroupInput input, Ints (*sums)[PARTS]) {
-    uint8_t bytes[512];
-    for (int i = 0; i < 256; i++) {
-        bytes[i] = weights[i] & 15;
-        bytes[256 + i] = weights[i] >> 4;
-    }
-    dot_bytes<M, P>(bytes, 0, input, sums);
+                sums[m][part] += dot4(weights + j * LINE + part * sizeof(Ints), input.bytes + 32 * m + 4 * j);
 }
 
 #endif

@@ -26,55 +26,66 @@ inline void clear(Floats (*totals)[V]) {
         for (int v = 0; v < V; v++) totals[m][v] = Floats{};
 }
 
-// The float16 values of outputs LANES * v .. of P panels, from the first panel's.
-inline Floats load_scales(const uint8_t *panel, size_t stride, int v) {
-    const uint8_t *scales = panel + v / PARTS * stride;
-    return load(reinterpret_cast<const uint16_t *>(scales) + v % PARTS * LANES);
+// Scales, or minima, of outputs LANES * v .. of P panels; `scales` are the first panel's, the next one's `stride` bytes
+// further on. `index` counts a row's scales.
+template <int FORMAT>
+inline Floats load_scales(const uint8_t *scales, size_t stride, int num_cols, int index, int v) {
+    constexpr BlockFormat kind = block_format(FORMAT);
+    const int lane = v % PARTS * LANES;
+    const uint16_t *halves = reinterpret_cast<const uint16_t *>(scales + v / PARTS * stride);
+    if (kind.size == GROUP) return load(halves + index * PANEL + lane);
+    const int8_t *multipliers = reinterpret_cast<const int8_t *>(halves + num_cols / SUPERBLOCK * PANEL);
+    const int superblock = index / (SUPERBLOCK / GROUP * kind.num_scales);
+    return load(halves + superblock * PANEL + lane) * load(multipliers + index * PANEL + lane);
+}
+
+// Adds to totals what the codes of one scale come to: of a group, or of half of it.
+template <int FORMAT, int HALF, int M, int P>
+inline void add_run(const uint8_t *panel, const PanelLayout &layout, int num_cols, int g, const uint8_t *lines,
+                    const GroupInput &input, Floats (*totals)[P * PARTS]) {
+    constexpr BlockFormat kind = block_format(FORMAT);
+    constexpr int V = P * PARTS, NUM_LINES = 8 / kind.num_scales, BEGIN = HALF * NUM_LINES;
+    Ints sums[M][V];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) {
+        // -128 times the activations' sum takes back an offset of 128, a part of it a smaller one.
+        Ints start = {};
+        if constexpr (kind.num_scales == 2)
+            start = splat(input.of_halves[HALF * TILE + m]);
+        else if constexpr (kind.zero != 0)
+            start = splat(input.corrections[m] / (128 / kind.zero));
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) sums[m][v] = start;
+    }
+    dot_lines<kind.bits, BEGIN, BEGIN + NUM_LINES, M, P>(lines, layout.bytes, input, sums);
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) {
+        const Floats d = load_scales<FORMAT>(panel, layout.bytes, num_cols, g * kind.num_scales + HALF, v);
+        const Floats minimum =
+            kind.has_minimum ? load_scales<FORMAT>(panel + layout.mins, layout.bytes, num_cols, g, v) : Floats{};
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) {
+            totals[m][v] = multiply_add(d * splat(input.scales[m]), to_floats(sums[m][v]), totals[m][v]);
+            if (kind.has_minimum) totals[m][v] = multiply_add(minimum, splat(input.scaled_sums[m]), totals[m][v]);
+        }
+    }
 }
 
 // out[m] = sum over groups of  d * scale[m] * (sum of q a)  +  minimum * (scaled sum of a).
 template <int FORMAT, int M, int P>
 void multiply_blocks(const uint8_t *panel, int num_cols, const Activations &x, int row, PairOutput *out) {
-    constexpr int line_bytes = FORMAT == MTPLX_Q8_0 ? 512 : 256, V = P * PARTS;
+    constexpr BlockFormat kind = block_format(FORMAT);
+    constexpr int V = P * PARTS;
     const PanelLayout layout = panel_layout(FORMAT, num_cols);
-    const float *scales = x.scales(row), *scaled_sums = x.scaled_sums(row);
-    const int32_t *corrections = x.corrections(row);
-    GroupInput input = {x.bytes(row), x.wide(row)};
+    GroupInput input = x.first_group(row);
     Floats totals[M][V];
     clear<M, V>(totals);
     const uint8_t *lines = panel + layout.lines;
-    for (int g = 0; g < num_cols / GROUP; g++, lines += line_bytes, panel += PANEL * 2) {
-        for (int p = 0; p < P; p++) fetch(lines + p * layout.bytes, line_bytes);
-        Ints sums[M][V];
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++) {
-            // -128 times the activations' sum takes back the offset of bytes, a sixteenth of it that of nibbles.
-            const Ints start = FORMAT == MTPLX_Q8_0   ? splat(corrections[m])
-                               : FORMAT == MTPLX_Q4_0 ? splat(corrections[m] / 16)
-                                                      : Ints{};
-#pragma GCC unroll 4
-            for (int v = 0; v < V; v++) sums[m][v] = start;
-        }
-        if (FORMAT == MTPLX_Q8_0)
-            dot_bytes<M, P>(lines, layout.bytes, input, sums);
-        else
-            dot_nibbles<M, P>(lines, layout.bytes, input, sums);
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) {
-            const Floats d = load_scales(panel, layout.bytes, v);
-            const Floats minimum =
-                FORMAT == MTPLX_Q4_1 ? load_scales(panel + layout.mins, layout.bytes, v) : Floats{};
-#pragma GCC unroll 16
-            for (int m = 0; m < M; m++) {
-                totals[m][v] = multiply_add(d * splat(scales[m]), to_floats(sums[m][v]), totals[m][v]);
-                if (FORMAT == MTPLX_Q4_1) totals[m][v] = multiply_add(minimum, splat(scaled_sums[m]), totals[m][v]);
-            }
-        }
-        input.bytes += TILE * GROUP;
-        if (WIDE_ACTIVATIONS) input.wide += TILE * GROUP;
-        scales += TILE;
-        scaled_sums += TILE;
-        corrections += TILE;
+    for (int g = 0; g < num_cols / GROUP; g++, lines += group_bytes(kind.bits), input.advance(TILE)) {
+        for (int p = 0; p < P; p++) fetch(lines + p * layout.bytes, group_bytes(kind.bits));
+        add_run<FORMAT, 0, M, P>(panel, layout, num_cols, g, lines, input, totals);
+        if constexpr (kind.num_scales == 2)
+            add_run<FORMAT, 1, M, P>(panel, layout, num_cols, g, lines, input, totals);
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
@@ -126,6 +137,11 @@ void multiply_rows(const mtplx_weight &weight, int panel, const Activations &x, 
         case MTPLX_F16: return multiply_floats<uint16_t, M, P>(data, weight.num_cols, x, row, out);
         case MTPLX_Q4_0: return multiply_blocks<MTPLX_Q4_0, M, P>(data, weight.num_cols, x, row, out);
         case MTPLX_Q4_1: return multiply_blocks<MTPLX_Q4_1, M, P>(data, weight.num_cols, x, row, out);
+        case MTPLX_Q5_0: return multiply_blocks<MTPLX_Q5_0, M, P>(data, weight.num_cols, x, row, out);
+        case MTPLX_Q5_1: return multiply_blocks<MTPLX_Q5_1, M, P>(data, weight.num_cols, x, row, out);
+        case MTPLX_Q4_K: return multiply_blocks<MTPLX_Q4_K, M, P>(data, weight.num_cols, x, row, out);
+        case MTPLX_Q5_K: return multiply_blocks<MTPLX_Q5_K, M, P>(data, weight.num_cols, x, row, out);
+        case MTPLX_Q6_K: return multiply_blocks<MTPLX_Q6_K, M, P>(data, weight.num_cols, x, row, out);
         default: return multiply_blocks<MTPLX_Q8_0, M, P>(data, weight.num_cols, x, row, out);
     }
 }

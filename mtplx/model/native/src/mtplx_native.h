@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 enum {
-    MTPLX_ABI_VERSION = 2,
+    MTPLX_ABI_VERSION = 3,
     MTPLX_BLOCK_TOKENS = 16,    // tokens in a cache block, fixed
     MTPLX_LAYOUT_VERSION = 1,   // of packed weights: part of the key of a cache file; the same in every build
 };
@@ -47,7 +47,7 @@ enum mtplx_status {
     MTPLX_NO_MEMORY = 7,
 };
 
-// Formats of weights: the numbers of GGUF's tensor types. num_cols must be a multiple of 32 in all of them (in GGUF
+// Formats of weights: the numbers of GGUF's tensor types. num_cols must be a multiple of 32, in K formats of 256 (in GGUF
 // blocks it is). Rows of float formats are multiplied with float32 activations. Rows of the block formats are
 // multiplied with activations rounded, per row and group of 32, to int8 with a float32 scale (scale = largest
 // magnitude / 127).
@@ -56,7 +56,12 @@ enum mtplx_format {
     MTPLX_F16 = 1,
     MTPLX_Q4_0 = 2,             // 18 bytes per 32: float16 d, 16 bytes of nibbles;             w = d * (q - 8)
     MTPLX_Q4_1 = 3,             // 20 bytes per 32: float16 d, float16 m, 16 bytes of nibbles;  w = d * q + m
+    MTPLX_Q5_0 = 6,             // 22 bytes per 32: as Q4_0 with 4 bytes of upper bits;         w = d * (q - 16)
+    MTPLX_Q5_1 = 7,             // 24 bytes per 32: as Q4_1, likewise;                          w = d * q + m
     MTPLX_Q8_0 = 8,             // 34 bytes per 32: float16 d, 32 int8;                         w = d * q
+    MTPLX_Q4_K = 12,            // 144 bytes per 256: 6-bit scale and minimum for each 32;      w = d * s * q - m * t
+    MTPLX_Q5_K = 13,            // 176 bytes per 256: likewise
+    MTPLX_Q6_K = 14,            // 210 bytes per 256: int8 scale for each 16;                   w = d * s * (q - 32)
 };
 
 enum mtplx_cache_dtype {

@@ -6,14 +6,10 @@ using namespace mtplx;
 namespace {
 
 size_t source_row_bytes(int32_t format, int32_t num_cols) {
-    const size_t groups = num_cols / GROUP;
-    switch (format) {
-        case MTPLX_F32: return groups * GROUP * 4;
-        case MTPLX_F16: return groups * GROUP * 2;
-        case MTPLX_Q4_0: return groups * 18;
-        case MTPLX_Q4_1: return groups * 20;
-        default: return groups * 34;
-    }
+    const size_t columns = num_cols;
+    if (is_float(format)) return columns * (format == MTPLX_F32 ? 4 : 2);
+    const BlockFormat kind = block_format(format);
+    return columns / kind.size * kind.bytes;
 }
 
 // Scatters one row of elements of `size` bytes to place `row` of its panel.
@@ -22,29 +18,43 @@ void pack_elements(const uint8_t *source, size_t size, int32_t num_cols, int row
         std::memcpy(panel + (k * PANEL + row) * size, source + k * size, size);
 }
 
-// Scatters one row of blocks to place `row` of its panel.
+// Scatters one row of blocks to place `row` of its panel, which is zero there.
 void pack_blocks(const uint8_t *source, int32_t format, int32_t num_cols, int row, uint8_t *panel) {
+    const BlockFormat kind = block_format(format);
     const PanelLayout layout = panel_layout(format, num_cols);
-    const int line_bytes = format == MTPLX_Q8_0 ? 512 : 256;
-    for (int32_t g = 0; g < num_cols / GROUP; g++) {
-        const size_t scale = (size_t(g) * PANEL + row) * 2;
-        std::memcpy(panel + scale, source, 2);
-        source += 2;
-        if (layout.mins) {
-            std::memcpy(panel + layout.mins + scale, source, 2);
-            source += 2;
+    const int groups = kind.size / GROUP;
+    uint8_t *minima = panel + layout.mins, *lines = panel + layout.lines;
+    for (size_t b = 0; b < size_t(num_cols) / kind.size; b++, source += kind.bytes) {
+        const Block block = read_block(format, source);
+        std::memcpy(panel + (b * PANEL + row) * 2, &block.scale, 2);
+        if (kind.has_minimum) std::memcpy(minima + (b * PANEL + row) * 2, &block.minimum, 2);
+        if (kind.size == SUPERBLOCK) {
+            const size_t multipliers = size_t(num_cols) / SUPERBLOCK * PANEL * 2, count = groups * kind.num_scales;
+            for (size_t i = 0; i < count; i++) {
+                const size_t at = multipliers + (b * count + i) * PANEL + row;
+                panel[at] = static_cast<uint8_t>(block.scales[i]);
+                if (kind.has_minimum) minima[at] = static_cast<uint8_t>(block.minima[i]);
+            }
         }
-        uint8_t *lines = panel + layout.lines + size_t(g) * line_bytes;
-        const uint8_t offset = format == MTPLX_Q8_0 ? 128 : 0;
-        for (int i = 0; i < line_bytes / PANEL; i++)
-            lines[i / 4 * 64 + row * 4 + i % 4] = static_cast<uint8_t>(*source++ + offset);
+        for (int g = 0; g < groups; g++, lines += group_bytes(kind.bits))
+            put_codes(kind.bits, block.codes + g * GROUP, row, lines);
     }
+}
+
+// Number `index` of a lane's scales or minima.
+float scale_at(const uint8_t *scales, const BlockFormat &kind, int32_t num_cols, int index, int lane) {
+    const uint16_t *halves = reinterpret_cast<const uint16_t *>(scales);
+    if (kind.size == GROUP) return float_of(halves[index * PANEL + lane]);
+    const int8_t *multipliers = reinterpret_cast<const int8_t *>(halves + num_cols / SUPERBLOCK * PANEL);
+    const int superblock = index / (SUPERBLOCK / GROUP * kind.num_scales);
+    return float_of(halves[superblock * PANEL + lane]) * static_cast<float>(multipliers[index * PANEL + lane]);
 }
 
 }  // namespace
 
 bool mtplx::is_packable(int32_t format, int32_t num_rows, int32_t num_cols) {
-    return is_known(format) && num_rows > 0 && num_cols > 0 && num_cols % GROUP == 0;
+    const int size = is_float(format) ? GROUP : block_format(format).size;
+    return size && num_rows > 0 && num_cols > 0 && num_cols % size == 0;
 }
 
 void mtplx::unpack_row(const mtplx_weight &weight, int32_t row, float *out) {
@@ -61,16 +71,14 @@ void mtplx::unpack_row(const mtplx_weight &weight, int32_t row, float *out) {
         for (int32_t k = 0; k < weight.num_cols; k++) out[k] = float_of(halves[size_t(k) * PANEL + lane]);
         return;
     }
-    const bool is_q8 = weight.format == MTPLX_Q8_0;
-    const int32_t zero = is_q8 ? 128 : weight.format == MTPLX_Q4_0 ? 8 : 0;
-    for (int32_t g = 0; g < weight.num_cols / GROUP; g++) {
-        const float d = float_of(halves[g * PANEL + lane]);
-        const float m = layout.mins ? float_of(halves[layout.mins / 2 + g * PANEL + lane]) : 0.0f;
-        const uint8_t *lines = panel + layout.lines + size_t(g) * (is_q8 ? 512 : 256) + lane * 4;
-        for (int i = 0; i < GROUP; i++) {
-            const uint8_t byte = lines[(is_q8 ? i : i % 16) / 4 * 64 + i % 4];
-            const int32_t q = is_q8 ? byte : i < 16 ? byte & 15 : byte >> 4;
-            out[g * GROUP + i] = d * static_cast<float>(q - zero) + m;
+    const BlockFormat kind = block_format(weight.format);
+    const int run = GROUP / kind.num_scales;  // weights of one scale
+    for (int32_t i = 0; i < weight.num_cols / run; i++) {
+        const float d = scale_at(panel, kind, weight.num_cols, i, lane);
+        const float m = kind.has_minimum ? scale_at(panel + layout.mins, kind, weight.num_cols, i, lane) : 0.0f;
+        for (int32_t k = i * run; k < (i + 1) * run; k++) {
+            const uint8_t *group = panel + layout.lines + k / GROUP * group_bytes(kind.bits);
+            out[k] = d * static_cast<float>(code_at(kind.bits, group, lane, k % GROUP) - kind.zero) + m;
         }
     }
 }

@@ -51,6 +51,17 @@ inline Floats load(const double *from) {
     return __builtin_convertvector(value, Floats);
 }
 
+// Whole numbers as floats; compilers make a detour through single lanes of what vector extensions say of it.
+inline Floats load(const int8_t *from) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(load<int64_t>(from))));
+#else
+    return __builtin_convertvector(load<Bytes>(from), Floats);
+#endif
+}
+
 template <class Vector, class Element>
 inline void store(Element *to, Vector value) {
     std::memcpy(to, &value, sizeof value);
