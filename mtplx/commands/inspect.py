@@ -15,8 +15,9 @@ from mtplx.config import AUTO
 from mtplx.model.checkpoint import count_parameters, weight_types
 from mtplx.model.choice import Wishes, choose_runner
 from mtplx.model.folder import read_spec
+from mtplx.model.gguf import read_gguf
 from mtplx.model.head_file import load_head
-from mtplx.model.mtp import find_mtp_weights
+from mtplx.model.mtp import MtpWeights, find_mtp_weights
 from mtplx.model.store import folder_bytes, format_bytes
 from mtplx.model.weights import ModelFolder, resolve_model
 
@@ -43,7 +44,7 @@ def run(namespace: argparse.Namespace) -> int:
     Raises:
         ModelError: the model can't be found, read or served; the sentence says why.
     """
-    facts = inspect_model(resolve_model(namespace.model, offline=namespace.offline))
+    facts = inspect_model(resolve_model(namespace.model, offline=namespace.offline, with_weights=False))
     if namespace.json:
         print(json.dumps(facts, indent=2))
     else:
@@ -55,7 +56,7 @@ def inspect_model(model: ModelFolder) -> dict[str, Value]:
     """The facts in the order in which they are shown."""
     spec = read_spec(model.path)
     choice = choose_runner(model, Wishes())
-    own = find_mtp_weights(model.path, spec)
+    own = find_mtp_weights(model.path, spec) if model.gguf_path is None else MtpWeights()
     head = load_head(AUTO, model, spec)
     return {
         "name": model.name,
@@ -63,9 +64,7 @@ def inspect_model(model: ModelFolder) -> dict[str, Value]:
         "folder": str(model.path),
         "gguf": None if model.gguf_path is None else str(model.gguf_path),
         "architecture": spec.architecture,
-        "num_parameters": count_parameters(model.path),
-        "weight_type": weight_types(model.path)[0],
-        "num_bytes": folder_bytes(model.path),
+        **_weight_facts(model),
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
         "num_heads": spec.num_heads,
@@ -84,6 +83,22 @@ def inspect_model(model: ModelFolder) -> dict[str, Value]:
         "runner": choice.name,
         "runner_reason": choice.why,
         "native_build": choice.native_build,
+    }
+
+
+def _weight_facts(model: ModelFolder) -> dict[str, Value]:
+    """Of a GGUF the file's own: what its folder holds may be as little as tokenizer and configuration."""
+    if model.gguf_path is None:
+        return {
+            "num_parameters": count_parameters(model.path),
+            "weight_type": weight_types(model.path)[0],
+            "num_bytes": folder_bytes(model.path),
+        }
+    gguf = read_gguf(model.gguf_path)
+    return {
+        "num_parameters": gguf.num_parameters,
+        "weight_type": "+".join(gguf.matrix_types),
+        "num_bytes": model.gguf_path.stat().st_size,
     }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class GgufFile:
     architecture: str  # llama.cpp's name, such as llama or qwen3
     fields: Mapping[str, Any]  # all metadata, arrays as lists
     tensor_types: Mapping[str, str]  # the type of each tensor by its name, such as Q4_1
+    matrix_types: Sequence[str]  # the types of its matrices, the one with most numbers first
     num_parameters: int
     rope_factors: npt.NDArray[np.float32] | None = None  # [head_dim / 2], what each frequency is divided by
 
@@ -89,6 +91,14 @@ def _read(path: Path) -> GgufFile:
         architecture=architecture,
         fields=fields,
         tensor_types={tensor.name: tensor.tensor_type.name for tensor in weights},
+        matrix_types=_types_by_size(tensor for tensor in weights if len(tensor.shape) > 1),
         num_parameters=sum(int(tensor.n_elements) for tensor in weights),
         rope_factors=None if factors is None else np.array(factors, dtype=np.float32),
     )
+
+
+def _types_by_size(tensors: Iterable[Any]) -> list[str]:
+    totals: Counter[str] = Counter()
+    for tensor in tensors:
+        totals[tensor.tensor_type.name] += int(tensor.n_elements)
+    return [name for name, _ in totals.most_common()]

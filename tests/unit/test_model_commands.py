@@ -52,6 +52,17 @@ def test_inspect_gives_the_facts_to_people(model_path: Path, capsys: pytest.Capt
     assert not {"sliding", "mtp", "draft"} & set(lines)
 
 
+def test_inspect_names_the_formats_of_a_gguf_and_copies_no_weights(
+    model_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_gguf(model_path, tensor_type="Q4_K_M")
+    assert run("inspect", str(model_path), "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["weight_type"] == "Q4_K+Q6_K"
+    assert facts["num_bytes"] == model_path.stat().st_size
+    assert not list(Path(facts["folder"]).glob("*.safetensors"))
+
+
 def own_models(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     """What `mtplx models --json` prints, without what other programs have put into the hub's cache."""
     assert run("models", "--json") == 0
