@@ -15,12 +15,12 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mtplx.errors import RequestError
+from mtplx.errors import OverloadedError, RequestError
 from mtplx.text.sandbox import chat_environment, render
 from mtplx.text.tools.history import with_readable_calls
 
 CPU_S = 5
-WALL_S = 20.0  # a backstop: a busy machine gives a process its CPU seconds late
+WALL_S = 60.0  # a backstop, long: a busy machine gives a process its CPU seconds late
 MEMORY_BYTES = 2**30
 OVER_LIMIT = "template_over_limit"
 
@@ -30,6 +30,7 @@ def render_apart(source: str, values: Mapping[str, Any], *, cpu_s: int = CPU_S) 
 
     Raises:
         RequestError: as `render`; or, with the code OVER_LIMIT, it took too long or too much memory.
+        OverloadedError: nothing came of it in a minute; it wasn't refused.
     """
     request = json.dumps({"source": source, "values": values, "cpu_s": cpu_s}).encode()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -37,7 +38,9 @@ def render_apart(source: str, values: Mapping[str, Any], *, cpu_s: int = CPU_S) 
     try:
         child = subprocess.run(command, input=request, capture_output=True, timeout=WALL_S, env=environment)
         answer = json.loads(child.stdout)
-    except (subprocess.TimeoutExpired, ValueError):  # it was ended, and so said nothing
+    except subprocess.TimeoutExpired:
+        raise OverloadedError("this machine is too busy to render a chat template; try again later") from None
+    except ValueError:  # it was ended by a limit, and so said nothing
         limits = f"{cpu_s} seconds or {MEMORY_BYTES // 2**20} MiB"
         raise RequestError(f"the model's chat template takes more than {limits}", "messages", OVER_LIMIT) from None
     if answer["error"] is not None:

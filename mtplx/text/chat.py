@@ -27,6 +27,7 @@ from mtplx.text.tools.history import link_results, with_readable_calls
 MISTRAL_CALLS = "[TOOL_CALLS]"  # whose templates want short ids
 # What a request says by other fields, or the model itself.
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", *TOKEN_NAMES})
+_MARK = "\ue000the answer goes on here\ue000 "  # characters for private use, so that nobody else writes it
 
 
 class ChatTemplate:
@@ -98,8 +99,11 @@ class ChatTemplate:
         functions: Functions | None = None,
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """The prompt for these messages; `add_generation_prompt` opens the assistant's turn at its end.
+
+        With `continue_final_message` it ends where the last message does, inside that turn, and opens none.
 
         The text holds the special tokens that the model wants, bos included: encode it without adding more.
 
@@ -111,7 +115,11 @@ class ChatTemplate:
         if template is None:
             raise RequestError("this model has no chat template, so it takes no messages; use completions", "messages")
         _check_variables(template, variables or {})
-        chat = self._fit(template, link_results(normalize_messages(messages)), functions or {})
+        assert not (add_generation_prompt and continue_final_message), "a turn is opened or goes on"
+        normal = normalize_messages(messages)
+        if continue_final_message:
+            _mark_end(normal)
+        chat = self._fit(template, link_results(normal), functions or {})
         values = {
             **self._special_tokens,
             "documents": None,
@@ -120,9 +128,9 @@ class ChatTemplate:
             "tools": [function.for_template() for function in functions.values()] if functions else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        if is_large(messages, functions):
-            return render_apart(template.source, values)
-        return render(template.compiled, values)
+        is_apart = is_large(messages, functions)
+        text = render_apart(template.source, values) if is_apart else render(template.compiled, values)
+        return _up_to_mark(text) if continue_final_message else text
 
     def _fit(self, template: _Template, chat: list[dict[str, Any]], functions: Functions) -> list[dict[str, Any]]:
         """Adapts messages to what the template reads; a field that it never reads is refused, not dropped.
@@ -144,6 +152,28 @@ class ChatTemplate:
         if not knows_calls:
             return in_plain_messages(chat)
         return with_readable_calls(chat, has_short_ids=MISTRAL_CALLS in template.source)
+
+
+def _mark_end(chat: list[dict[str, Any]]) -> None:
+    """Marks where the last message ends; raises RequestError where it is none to go on with."""
+    last = chat[-1]
+    if last["role"] != "assistant" or "content" not in last or "tool_calls" in last:
+        raise RequestError(
+            "continue_final_message: the last message must be an assistant's text, without calls",
+            "continue_final_message",
+        )
+    last["content"] += _MARK
+
+
+def _up_to_mark(text: str) -> str:
+    """What comes before the mark; a template that takes the mark's own space off trims messages, so this one too."""
+    before, mark, behind = text.rpartition(_MARK.rstrip())
+    if not mark:
+        raise RequestError(
+            "continue_final_message: the model's chat template doesn't show the last message as it is",
+            "continue_final_message",
+        )
+    return before if behind.startswith(" ") else before.rstrip()
 
 
 def _try_apart(source: str, special_tokens: Mapping[str, str]) -> None:

@@ -66,6 +66,20 @@ def test_messages_go_through_the_template_without_more_special_tokens(server: Fa
     assert server.last.prompts == [tuple(server.tokenizer.encode(text, add_special_tokens=False))]
 
 
+def test_the_prompt_ends_as_asked(server: FakeServer) -> None:
+    begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well, "}]
+    for fields, text, continues in (
+        ({}, "<user>user: hi\n<user>assistant: well, \n<assistant>", False),
+        ({"add_generation_prompt": False}, "<user>user: hi\n<user>assistant: well, \n", False),
+        ({"continue_final_message": True}, "<user>user: hi\n<user>assistant: well, ", True),
+    ):
+        chat(server, messages=begun, **fields)
+        assert server.last.prompts == [tuple(server.tokenizer.encode(text, add_special_tokens=False))]
+        assert server.last.continues is continues
+    both = chat(server, messages=begun, add_generation_prompt=True, continue_final_message=True)
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "continue_final_message")
+
+
 def test_stream_begins_with_the_role_and_ends_with_the_reason(server: FakeServer) -> None:
     stream = chunks(chat(server, stream=True))
     first, last = stream[0]["choices"][0], stream[-1]["choices"][0]

@@ -255,6 +255,14 @@ def test_turns_of_one_role_in_a_row_are_one(server: FakeServer) -> None:
     assert server.last.prompts == [tuple(server.tokenizer.encode(text, add_special_tokens=False))]
 
 
+def test_what_the_assistant_has_begun_goes_on(server: FakeServer) -> None:
+    begun = [*HI, {"role": "assistant", "content": "well, "}]
+    post(server, messages=begun)
+    text = "<user>user: hi\n<user>assistant: well, "
+    assert server.last.prompts == [tuple(server.tokenizer.encode(text, add_special_tokens=False))]
+    assert server.last.continues
+
+
 def test_tokens_are_counted_as_they_are_asked_with(server: FakeServer) -> None:
     fields = {"system": "be brief", "messages": [*HI, {"role": "assistant", "content": "x"}, *HI]}
     count = post(server, COUNT, **fields).json()

@@ -37,8 +37,6 @@ CHAT_WISHES: dict[str, Any] = {
     **EXTENSION_WISHES,
     "echo": True,
     "chat_template": "{{ messages }}",
-    "add_generation_prompt": False,
-    "continue_final_message": True,
     "documents": [{"text": "x"}],
     "mm_processor_kwargs": {"fps": 1},
     "service_tier": "flex",

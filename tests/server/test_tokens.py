@@ -45,6 +45,14 @@ def test_messages_become_the_tokens_of_a_chat(server: FakeServer) -> None:
     assert answer["tokens"] == list(server.last.prompts[0])
 
 
+def test_a_message_that_goes_on_does_so_here_too(server: FakeServer) -> None:
+    begun = [*USER_SAYS_HI, {"role": "assistant", "content": "well, "}]
+    answer = post(server, "/tokenize", messages=begun, continue_final_message=True).json()
+    assert answer["tokens"] == post(server, "/tokenize", messages=begun).json()["tokens"][: answer["count"]]
+    chat(server, messages=begun, continue_final_message=True)
+    assert answer["tokens"] == list(server.last.prompts[0])
+
+
 @pytest.mark.parametrize("start", [{"prompt": "hi"}, {"messages": USER_SAYS_HI}])
 def test_special_tokens_are_added_on_request(server: FakeServer, start: dict[str, Any]) -> None:
     plain, added = (

@@ -236,6 +236,33 @@ def test_a_developer_is_a_system_to_templates_that_know_no_developer() -> None:
     assert messages[0]["role"] == "developer"
 
 
+# Where the prompt ends
+
+
+def test_a_last_message_that_goes_on_ends_where_its_text_does() -> None:
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "The"}, {"type": "text", "text": "river "}]}
+    going_on = [*USER, begun]
+    kept = template(CHATML).render(going_on, add_generation_prompt=False, continue_final_message=True)
+    assert kept.endswith("The\nriver ")
+    trimming = CHATML.replace("['content']", "['content'] | trim")
+    trimmed = template(trimming).render(going_on, add_generation_prompt=False, continue_final_message=True)
+    assert trimmed.endswith("The\nriver"), "as the template writes all messages"
+
+
+@pytest.mark.parametrize(
+    ("source", "last"),
+    [
+        (CHATML, {"role": "user", "content": "hi"}),
+        (CHATML, {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}),
+        ("{{ messages[0].content }}", {"role": "assistant", "content": "unseen"}),
+    ],
+)
+def test_a_last_message_that_can_not_go_on_is_refused(source: str, last: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        template(source).render([*USER, last], add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
 # Against the reference
 
 RICH = """\
@@ -265,14 +292,14 @@ conversations = st.lists(
 )
 
 
-def reference(chat: ChatTemplate, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+def reference(chat: ChatTemplate, messages: list[dict[str, str]], **end: bool) -> str:
     """What transformers makes of the same template; imported here, since importing it takes half a second."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     (text,), _ = render_jinja_template(
         [messages],
         chat_template=chat.source,
-        add_generation_prompt=add_generation_prompt,
+        **end,
         **chat._special_tokens,
     )
     return str(text)
@@ -295,3 +322,12 @@ def test_the_default_models_prompts_are_those_of_transformers(
     chat = ChatTemplate.load(default_model_folder)
     expected = reference(chat, messages, add_generation_prompt=add)
     assert chat.render(messages, add_generation_prompt=add) == expected
+
+
+@settings(deadline=None, max_examples=50)
+@given(messages=conversations, begun=st.text())
+@pytest.mark.parametrize("source", [CHATML, CHATML.replace("['content']", "['content'] | trim")])
+def test_a_message_goes_on_as_in_transformers(source: str, messages: list[dict[str, str]], begun: str) -> None:
+    chat, going_on = template(source), [*messages, {"role": "assistant", "content": begun}]
+    expected = reference(chat, going_on, add_generation_prompt=False, continue_final_message=True)
+    assert chat.render(going_on, add_generation_prompt=False, continue_final_message=True) == expected

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mtplx.errors import ModelError, RequestError
+from mtplx.errors import ModelError, OverloadedError, RequestError
 from mtplx.text.apart import OVER_LIMIT, render_apart
 from mtplx.text.chat import ChatTemplate
 from mtplx.text.messages import MAX_CHARACTERS_HERE, MAX_PARTS_HERE, is_large
@@ -62,6 +63,15 @@ def test_a_model_whose_template_never_ends_is_refused_at_its_start(tmp_path: Pat
     folder = write_template(tmp_path, DOUBLES)
     with pytest.raises(ModelError, match=r"takes more than .*: not even for a few words"):
         ChatTemplate.load(folder, is_trusted=False)
+
+
+def test_a_busy_machine_refuses_no_conversation_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_out(*_: object, **limits: object) -> None:
+        raise subprocess.TimeoutExpired("a template", 60.0)
+
+    monkeypatch.setattr(subprocess, "run", time_out)
+    with pytest.raises(OverloadedError, match="too busy"):
+        render_apart(PLAIN, {"messages": HI})
 
 
 @pytest.mark.parametrize("source", [PLAIN, "{{ raise_exception('never') }}", "{{ messages[7].content }}"])

@@ -46,13 +46,12 @@ class Endpoint:
     name: str  # as the metrics call it
     id_prefix: str
     prompt_param: str
-    continues: bool  # a completion goes on with the prompt's text, a chat answer is its own
     make_answer: Callable[[AnswerParts], Answer]
     style: EventStyle = CHUNKS
 
 
-CHAT = Endpoint("chat_completions", "chatcmpl-", "messages", continues=False, make_answer=ChatAnswer)
-COMPLETIONS = Endpoint("completions", "cmpl-", "prompt", continues=True, make_answer=CompletionAnswer)
+CHAT = Endpoint("chat_completions", "chatcmpl-", "messages", make_answer=ChatAnswer)
+COMPLETIONS = Endpoint("completions", "cmpl-", "prompt", make_answer=CompletionAnswer)
 
 
 class CompletionHandlers:
@@ -80,7 +79,9 @@ class CompletionHandlers:
         hold = answer_hold(body, wishes, text, params.grammar, self._context)
         await self._check_schemas(request, hold)
         params = replace(params, grammar=hold.grammar)
-        return await self._respond(request, body, [prompt], params, endpoint, reading=hold.reading)
+        return await self._respond(
+            request, body, [prompt], params, endpoint, continues=body.continues_last, reading=hold.reading
+        )
 
     async def create_completion(self, request: Request) -> Response:
         """Continues one or more prompts."""
@@ -97,7 +98,7 @@ class CompletionHandlers:
         if params.max_tokens is None:
             params = replace(params, max_tokens=self._default_max_tokens(params, prompts))
         echo = echo_of(body, prompts, self._context.tokenizer)
-        return await self._respond(request, body, prompts, params, COMPLETIONS, echo=echo)
+        return await self._respond(request, body, prompts, params, COMPLETIONS, continues=True, echo=echo)
 
     async def _respond(
         self,
@@ -107,9 +108,11 @@ class CompletionHandlers:
         params: SamplingParams,
         endpoint: Endpoint,
         *,
+        continues: bool,
         echo: Echo | None = None,
         reading: Reading | None = None,
     ) -> Response:
+        """The answer or its stream; `continues` says that it goes on with the prompt's text and isn't its own."""
         watch = self._metrics.watch(endpoint.name, num_prompt_tokens=sum(map(len, prompts)))
         record = record_of(request)
         record.watch, record.params = watch, params
@@ -119,7 +122,7 @@ class CompletionHandlers:
                 prompts,
                 params,
                 body.num_choices,
-                continues=endpoint.continues,
+                continues=continues,
                 terms=_terms(body, tenant_of(request)),
                 grammar=grammar,
                 reading=reading,

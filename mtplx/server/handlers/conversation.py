@@ -27,6 +27,8 @@ class ChatWishes:
 
     functions: Functions
     variables: Mapping[str, Any]
+    opens_turn: bool  # the assistant's, at the prompt's end,
+    continues_last: bool  # or else the last message goes on, an assistant's
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,17 @@ def chat_wishes(body: ChatCompletionRequest, context: ServerContext) -> ChatWish
             "tools",
             UNSUPPORTED,
         )
-    return ChatWishes(functions, _template_variables(body, context.chat_template, context.answer_format))
+    if body.continues_last and body.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message: add_generation_prompt opens a turn, and none is to be opened: give either",
+            "continue_final_message",
+        )
+    return ChatWishes(
+        functions,
+        _template_variables(body, context.chat_template, context.answer_format),
+        opens_turn=body.opens_turn,
+        continues_last=body.continues_last,
+    )
 
 
 def answer_hold(

@@ -40,7 +40,12 @@ class PromptMaker:
         """A conversation as text."""
         messages = body.template_messages()
         render = functools.partial(
-            self._context.chat_template.render, messages, functions=wishes.functions, variables=wishes.variables
+            self._context.chat_template.render,
+            messages,
+            functions=wishes.functions,
+            variables=wishes.variables,
+            add_generation_prompt=wishes.opens_turn,
+            continue_final_message=wishes.continues_last,
         )
         if not is_large(messages, wishes.functions):
             return render()

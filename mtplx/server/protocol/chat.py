@@ -108,10 +108,12 @@ class ChatCompletionRequest(ExtendedRequest):
     function_call: Annotated[Any, Refused(NO_FUNCTIONS, (None, "none", "auto"))] = None
     echo: Annotated[Any, Refused("the conversation is not repeated in the answer", (None, False))] = None
     chat_template: Annotated[Any, Refused("the model's own is used: one of a client could keep the server busy")] = None
-    add_generation_prompt: Annotated[Any, Refused("the assistant's turn is always opened", (None, True))] = None
-    continue_final_message: Annotated[
-        Any, Refused("an answer is a message of its own; a text is continued by completions", (None, False))
-    ] = None
+    add_generation_prompt: bool | None = Field(
+        None, description="default true, but beside continue_final_message: the prompt opens the assistant's turn"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="the answer goes on with the last message, an assistant's, and is only what is new"
+    )
     documents: Annotated[Any, Refused("write them into a message", (None, []))] = None
     mm_processor_kwargs: Annotated[Any, Refused(NO_AUDIO)] = None
     audio: Annotated[Any, Refused(NO_AUDIO)] = None
@@ -142,6 +144,14 @@ class ChatCompletionRequest(ExtendedRequest):
         if self.tool_choice == "required" and not declared:
             raise RequestError("tool_choice: required needs tools", "tool_choice", INVALID)
         return {} if self.tool_choice == "none" else declared
+
+    @property
+    def continues_last(self) -> bool:
+        return self.continue_final_message is True
+
+    @property
+    def opens_turn(self) -> bool:
+        return self.add_generation_prompt is not False and not self.continues_last
 
     @property
     def must_call(self) -> bool:

@@ -22,6 +22,7 @@ from mtplx.server.protocol.translated import Fields, Names, Placed, chat_request
 
 _PATTERNS = {
     r"messages": "messages",
+    r"continue_final_message": "messages",
     r"stop": "stop_sequences",
     r"tools\.(\d+)\.function\.parameters": r"tools.\1.input_schema",
     r"tools\.(\d+)\.function": r"tools.\1",
@@ -45,6 +46,7 @@ def chat_of_messages(body: CountTokensRequest) -> tuple[ChatCompletionRequest, N
     fields = {
         "model": body.model,
         "messages": [finished(message) for _, message in placed],
+        "continue_final_message": _goes_on(placed[-1][1]),
         **_tool_fields(body.tools, body.tool_choice),
         **_answer_fields(body.output_config),
         **thinking,
@@ -121,6 +123,11 @@ def _turns(body: CountTokensRequest) -> Iterator[Placed]:
             continue
         for number, block in enumerate(message.content):
             yield path, _of_block(block, message.role, f"{path}.content.{number}")
+
+
+def _goes_on(last: Fields) -> bool:
+    """Whether the answer continues the last message: a text that the caller has written for the assistant."""
+    return last["role"] == "assistant" and "content" in last and "tool_calls" not in last
 
 
 def _of_block(block: TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, role: str, path: str) -> Fields:

@@ -86,7 +86,9 @@ Blocks = TypeAliasType("Blocks", Annotated[tuple[Block, ...], Field(min_length=1
 class InputMessage(StrictModel):
     """One turn; what the chat template makes of it decides the prompt."""
 
-    role: Literal["user", "assistant", "system"] = Field(description="turns of one role in a row are joined")
+    role: Literal["user", "assistant", "system"] = Field(
+        description="turns of one role in a row are joined; a text of the assistant at the end is continued"
+    )
     content: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[Blocks, Tag("<list>")],
         Discriminator(shape_of, INVALID, "must be a string or a list of content blocks"),

@@ -10,7 +10,8 @@ from mtplx.server.protocol.chat import ChatCompletionRequest, Messages, Template
 from mtplx.server.protocol.strict import StrictModel, TokenIds
 from mtplx.server.protocol.tools import Tools
 
-_OF_A_CHAT = {"messages", "tools", "chat_template_kwargs", "add_special_tokens"}
+_OF_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_OF_A_CHAT = {"messages", "add_special_tokens", *_OF_MESSAGES}
 
 
 class TokenizeRequest(StrictModel):
@@ -23,6 +24,8 @@ class TokenizeRequest(StrictModel):
     chat_template_kwargs: TemplateVariables | None = Field(
         None, description="as in chat completions; with messages alone"
     )
+    add_generation_prompt: bool | None = Field(None, description="as in chat completions; with messages alone")
+    continue_final_message: bool | None = Field(None, description="as in chat completions; with messages alone")
     add_special_tokens: bool | None = Field(
         None,
         description="what the tokenizer adds around a text, such as a bos token; default: for a prompt, not for "
@@ -34,7 +37,7 @@ class TokenizeRequest(StrictModel):
         """Raises RequestError unless there is either a text or a conversation, and nothing that goes with the other."""
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("give either prompt or messages", "prompt")
-        for name in ("tools", "chat_template_kwargs"):
+        for name in _OF_MESSAGES:
             if self.messages is None and getattr(self, name) is not None:
                 raise RequestError(f"{name} goes with messages", name)
 
