@@ -6,6 +6,7 @@ Knows neither sequences nor blocks, and reads no clock. A draft survives if it a
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -107,9 +108,10 @@ class CostTable:
         if index >= len(self.seconds):
             return replace(self, scale=self.scale * half)
         moved = self.seconds[index] * half
-        fewer = tuple(min(entry, moved) for entry in self.seconds[:index])
-        more = tuple(max(entry, moved) for entry in self.seconds[num_tokens:])
-        return CostTable((*fewer, moved, *more), self.scale * half)
+        begin = bisect_left(self.seconds, moved, hi=index)  # where fewer tokens would cost more,
+        end = bisect_right(self.seconds, moved, lo=num_tokens)  # and more of them less
+        seconds = (*self.seconds[:begin], *(moved,) * (end - begin), *self.seconds[end:])
+        return CostTable(seconds, self.scale * half)
 
 
 @dataclass(frozen=True, slots=True)
