@@ -110,8 +110,8 @@ class CostTable:
         moved = self.seconds[index] * half
         begin = bisect_left(self.seconds, moved, hi=index)  # where fewer tokens would cost more,
         end = bisect_right(self.seconds, moved, lo=num_tokens)  # and more of them less
-        seconds = (*self.seconds[:begin], *(moved,) * (end - begin), *self.seconds[end:])
-        return CostTable(seconds, self.scale * half)
+        entries = (*self.seconds[:begin], *(moved,) * (end - begin), *self.seconds[end:])
+        return CostTable(entries, self.scale * half)
 
 
 @dataclass(frozen=True, slots=True)
