@@ -21,7 +21,7 @@ class WaitingLine:
     Turns are start tags of fair queueing. A tenant's next turn is one after his last, but none that has passed: the
     present turn is that of the latest who started.
 
-        a a a a wait with turns 0 to 3, the first two start, b b b arrive     ->  a2 b1 a3 b2 b3 is their order of turns
+        a0 a1 a2 a3 have come, a0 and a1 start, b b b arrive      ->  b1 a2 b2 a3 b3, each with its turn
 
     Source: "Start-time Fair Queuing", Goyal, Vin, Cheng, SIGCOMM 1996, all costs being equal.
     """
