@@ -53,6 +53,26 @@ def test_a_single_call_that_must_be_made(serve: Serve) -> None:
     assert len(found["message"]["tool_calls"]) == 1
 
 
+@pytest.mark.parametrize("mode", ["ar_batch", "mtp_batch"])
+def test_an_answer_of_a_form_may_be_calls_instead(serve: Serve, mode: str) -> None:
+    server = serve(mode=mode)
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    reasons = set()
+    for seed in range(12):
+        found = choice_of(
+            server, tools=[WEATHER, CLOCK], response_format=form, temperature=1, seed=seed, max_tokens=1500
+        )
+        message = found["message"]
+        reasons.add(found["finish_reason"])
+        if found["finish_reason"] == "stop":
+            assert jsonschema_rs.is_valid(schema, json.loads(message["content"]))
+        else:
+            assert message["content"] is None
+            assert {call["function"]["name"] for call in message["tool_calls"]} <= {"get_weather", "get_time"}
+    assert reasons == {"stop", "tool_calls"}
+
+
 @pytest.mark.parametrize("bad", [{"pattern": "("}, {"type": "strin"}, {"$ref": "https://example.org/schema"}])
 def test_a_schema_that_no_call_can_be_held_to_is_named(serve: Serve, bad: dict[str, Any]) -> None:
     wrong = {
@@ -105,7 +125,12 @@ def test_references_inside_a_schema_are_followed(serve: Serve) -> None:
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tools": [CLOCK], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": [CLOCK], "tool_choice": 5}, "tool_choice"),
-        ({"tools": [CLOCK], "response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ({"tools": [CLOCK], "guided_choice": ["a"]}, "guided_choice"),
+        ({"tools": [CLOCK], "guided_regex": "("}, "guided_regex"),
         ({"tools": [CLOCK], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),

@@ -62,7 +62,9 @@ def test_what_is_written_is_read_as_calls(tokenizer: Tokenizer, name: str, is_th
     reading = Reading(tool_format=tool_format, functions=FUNCTIONS, has_thoughts=is_thinking, is_thinking=is_thinking)
     spelling = Spelling(tokenizer.special_tokens_among(reading.markers))
     rules = forced_calls(tool_format, FUNCTIONS.values(), spelling, is_single=is_single)
-    grammar = whole_answer(rules, "tools", spelling=spelling, has_thoughts=is_thinking, is_thinking=is_thinking)
+    grammar = whole_answer(
+        {"calls": rules}, "tools", spelling=spelling, has_thoughts=is_thinking, is_thinking=is_thinking
+    )
     compiler = GrammarCompiler(tokenizer, vocab_size=VOCAB_SIZE, eos_ids=frozenset({EOS}))
     compiled = compiler.compile(grammar)
     for seed in range(5):
@@ -82,10 +84,9 @@ def test_what_is_written_is_read_as_calls(tokenizer: Tokenizer, name: str, is_th
 
 
 def test_a_grammar_with_rules_of_its_own_has_none_to_give() -> None:
-    assert rules_of(Grammar("regex", r"a/b\/c\\/d")) == r"answer: /a\/b\/c\\\/d/"
+    assert rules_of(Grammar("regex", r"a/b\/c\\/d")) == r"said: /a\/b\/c\\\/d/"
     assert (
-        json.loads(rules_of(Grammar("json_schema", '{"type": "null"}')).removeprefix("answer: %json "))["type"]
-        == "null"
+        json.loads(rules_of(Grammar("json_schema", '{"type": "null"}')).removeprefix("said: %json "))["type"] == "null"
     )
     with pytest.raises(RequestError) as caught:
         rules_of(Grammar("lark", 'start: "a"', "guided_grammar"))

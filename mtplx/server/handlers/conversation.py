@@ -35,7 +35,7 @@ class ChatWishes:
 class AnswerHold:
     """How answers are read and what they are held to.
 
-    `schemas` are those of the functions that must be called, each on its own: to find which one is at fault.
+    `schemas` are what the grammar is made of, each on its own: to find which one is at fault.
     """
 
     reading: Reading | None
@@ -80,7 +80,8 @@ def answer_hold(
     """
     functions = wishes.functions
     tool_format = context.answer_format.tool_format if functions else None
-    if tool_format and body.must_call:
+    holds_calls = body.must_call or (bool(functions) and grammar is not None)
+    if tool_format and holds_calls:
         tool_format = forced_format(tool_format)
     reading = Reading(
         tool_format=tool_format,
@@ -92,7 +93,7 @@ def answer_hold(
     return AnswerHold(
         reading if tool_format or reading.has_thoughts else None,
         _grammar(body, functions, grammar, reading, context),
-        tuple(_schemas(body, functions)) if body.must_call else (),
+        (*_schemas(body, functions), *([grammar] if grammar else [])) if holds_calls else (),
     )
 
 
@@ -118,25 +119,29 @@ def _template_variables(
 def _grammar(
     body: ChatCompletionRequest, functions: Functions, wished: Grammar | None, reading: Reading, context: ServerContext
 ) -> Grammar | None:
-    """What the answer is held to: forced calls, or what the request says of its form."""
-    if functions and wished is not None:
+    """What the answer is held to: calls that must be made, or what the request says of its form, or either."""
+    if body.must_call and wished is not None:
         raise RequestError(
-            f"{wished.param}: an answer can't be held to it while there are tools to call: give either",
+            f"{wished.param}: an answer that must be calls can't be held to it: leave out one of them",
             wished.param,
             UNSUPPORTED,
         )
-    if not body.must_call and (wished is None or not reading.has_thoughts):
+    if not body.must_call and (wished is None or not (functions or reading.has_thoughts)):
         return wished
     spelling = Spelling(context.tokenizer.special_tokens_among(reading.markers))
+    kinds: dict[str, str] = {}
     if wished is not None:
-        rules, param = rules_of(wished), wished.param
-    else:
-        assert reading.tool_format is not None, "a call that must be made can be read"
+        kinds["said"] = rules_of(wished)
+    if functions:
+        assert reading.tool_format is not None, "calls that are held to something can be read"
         chosen = [functions[name] for name in _chosen(body, functions)]
-        rules = forced_calls(reading.tool_format, chosen, spelling, is_single=reading.is_single)
-        param = "tools"
+        kinds["calls"] = forced_calls(reading.tool_format, chosen, spelling, is_single=reading.is_single)
     return whole_answer(
-        rules, param, spelling=spelling, has_thoughts=reading.has_thoughts, is_thinking=reading.is_thinking
+        kinds,
+        "tools" if wished is None else wished.param,
+        spelling=spelling,
+        has_thoughts=reading.has_thoughts,
+        is_thinking=reading.is_thinking,
     )
 
 

@@ -1,4 +1,4 @@
-"""Grammars for answers that must call: what a model may write then is read as calls whose arguments fit their schemas.
+"""Grammars for answers that must be calls, or may be: what is read as calls then has arguments that fit their schemas.
 
 Calls are written as JSON here, since this is what a schema can be kept in: where a format is none, as Hermes does. The
 client sees the same calls.
@@ -69,11 +69,11 @@ def forced_format(tool_format: ToolFormat) -> ToolFormat:
 
 
 def forced_calls(tool_format: ToolFormat, functions: Iterable[Function], spelling: Spelling, *, is_single: bool) -> str:
-    """Rules by which `answer` is one call of these functions, or up to `MAX_CALLS` of them."""
+    """Rules by which `calls` is one call of these functions, or up to `MAX_CALLS` of them."""
     frame, functions = _FRAMES[tool_format.name], list(functions)
     more = "" if is_single else f" ({spelling.terms(frame.between)} call){{0,{MAX_CALLS - 1}}}"
     rules = [
-        f"answer: {spelling.terms(frame.first)} call{more} {spelling.terms(frame.last)}",
+        f"calls: {spelling.terms(frame.first)} call{more} {spelling.terms(frame.last)}",
         "call: " + " | ".join(f"call_{number}" for number in range(len(functions))),
     ]
     for number, function in enumerate(functions):
@@ -84,27 +84,33 @@ def forced_calls(tool_format: ToolFormat, functions: Iterable[Function], spellin
 
 
 def rules_of(grammar: Grammar) -> str:
-    """Rules by which `answer` is a text of the grammar.
+    """Rules by which `said` is a text of the grammar.
 
     Raises:
         RequestError: it has rules of its own, whose names could be the same.
     """
     if grammar.kind == "json_schema":
         try:
-            return f"answer: {_json(json.loads(grammar.source))}"
+            return f"said: {_json(json.loads(grammar.source))}"
         except (ValueError, RecursionError) as error:
             raise RequestError(f"{grammar.param} isn't valid JSON", grammar.param) from error
     if grammar.kind == "regex":
-        return "answer: /" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", grammar.source) + "/"
+        return "said: /" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", grammar.source) + "/"
     raise RequestError(
-        f"{grammar.param}: this model thinks before it answers, and a grammar can't be combined with that: give a JSON "
-        "schema or an expression",
+        f"{grammar.param}: a grammar can't be combined with tools, nor with a model that thinks before it answers: "
+        "give a JSON schema or an expression",
         grammar.param,
     )
 
 
-def whole_answer(rules: str, param: str, *, spelling: Spelling, has_thoughts: bool, is_thinking: bool) -> Grammar:
-    """The grammar of an answer by these rules, after a thought where the model has such; `param` is whose it is."""
+def whole_answer(
+    kinds: Mapping[str, str], param: str, *, spelling: Spelling, has_thoughts: bool, is_thinking: bool
+) -> Grammar:
+    """The grammar of an answer of one of these kinds, after a thought where the model has such.
+
+    Each kind is the name of a rule, with its rules; `param` is the field that asks for it.
+    """
+    rules = "\n".join((f"answer: {' | '.join(kinds)}", *kinds.values()))
     if not has_thoughts:
         return Grammar("lark", f"start: answer\n{rules}\n", param)
     begin = "thought" if is_thinking else f"({spelling.terms(OPEN)} thought)?"
