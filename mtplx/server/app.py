@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
+from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -31,11 +32,12 @@ from mtplx.server.protocol.completions import CompletionRequest
 from mtplx.server.protocol.messages import CountTokensRequest, MessagesRequest
 from mtplx.server.protocol.responses import ResponsesRequest
 from mtplx.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from mtplx.server.schema import DescribedApi, errors, json_body, json_or_events, messages_errors
+from mtplx.server.schema import DescribedApi, Responses, errors, json_body, json_or_events, messages_errors
 from mtplx.telemetry.logs import log_request
 from mtplx.telemetry.metrics import HttpMetrics
 from mtplx.telemetry.record import RequestRecord
 
+_FAILURES = (400, 401, 404, 413, 415, 429, 500, 503, 504)  # of what is generated
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 
@@ -83,67 +85,32 @@ def create_app(context: ServerContext) -> FastAPI:
 
 
 def _completion_routes(handlers: CompletionHandlers) -> APIRouter:
-    router = APIRouter(tags=["completions"])
-    failures = errors(400, 401, 404, 413, 415, 429, 500, 503, 504)
-    router.add_api_route(
-        "/v1/chat/completions",
-        handlers.create_chat_completion,
-        methods=["POST"],
-        response_class=JSONResponse,
-        responses={**json_or_events(ChatCompletion, ChatCompletionChunk), **failures},
-        openapi_extra=json_body(ChatCompletionRequest),
-    )
-    router.add_api_route(
-        "/v1/completions",
-        handlers.create_completion,
-        methods=["POST"],
-        response_class=JSONResponse,
-        responses={**json_or_events(Completion, Completion), **failures},
-        openapi_extra=json_body(CompletionRequest),
-    )
+    router = APIRouter(tags=["completions"], responses=errors(*_FAILURES))
+    chunks, pieces = json_or_events(ChatCompletion, ChatCompletionChunk), json_or_events(Completion, Completion)
+    _add_post(router, "/v1/chat/completions", handlers.create_chat_completion, ChatCompletionRequest, chunks)
+    _add_post(router, "/v1/completions", handlers.create_completion, CompletionRequest, pieces)
     return router
 
 
 def _responses_routes(handlers: TranslatedHandlers) -> APIRouter:
-    router = APIRouter(tags=["responses"])
-    failures = errors(400, 401, 404, 413, 415, 429, 500, 503)
-    router.add_api_route(
-        "/v1/responses",
-        handlers.create_response,
-        methods=["POST"],
-        response_class=JSONResponse,
-        responses={**json_or_events(ResponseObject, ResponseEvent, ""), **failures},
-        openapi_extra=json_body(ResponsesRequest),
-    )
+    router = APIRouter(tags=["responses"], responses=errors(*_FAILURES))
+    events = json_or_events(ResponseObject, ResponseEvent, "")
+    _add_post(router, "/v1/responses", handlers.create_response, ResponsesRequest, events)
     return router
 
 
 def _messages_routes(handlers: TranslatedHandlers) -> APIRouter:
     router = APIRouter(tags=["messages"], responses=messages_errors(400, 401, 404, 413, 415, 500))
-    router.add_api_route(
-        "/v1/messages",
-        handlers.create_message,
-        methods=["POST"],
-        response_class=JSONResponse,
-        responses={**json_or_events(MessageAnswer, MessageEvent, ""), **messages_errors(429, 503, 529)},
-        openapi_extra=json_body(MessagesRequest),
-    )
-    router.add_api_route(
-        "/v1/messages/count_tokens",
-        handlers.count_tokens,
-        methods=["POST"],
-        openapi_extra=json_body(CountTokensRequest),
-    )
+    events = {**json_or_events(MessageAnswer, MessageEvent, ""), **messages_errors(429, 503, 504, 529)}
+    _add_post(router, "/v1/messages", handlers.create_message, MessagesRequest, events)
+    _add_post(router, "/v1/messages/count_tokens", handlers.count_tokens, CountTokensRequest)
     return router
 
 
 def _token_routes(handlers: TokenHandlers) -> APIRouter:
     router = APIRouter(tags=["tokens"], responses=errors(400, 401, 404, 413, 415))
-    for path, handler, body in (
-        ("/tokenize", handlers.tokenize, TokenizeRequest),
-        ("/detokenize", handlers.detokenize, DetokenizeRequest),
-    ):
-        router.add_api_route(path, handler, methods=["POST"], openapi_extra=json_body(body))
+    _add_post(router, "/tokenize", handlers.tokenize, TokenizeRequest)
+    _add_post(router, "/detokenize", handlers.detokenize, DetokenizeRequest)
     return router
 
 
@@ -164,6 +131,20 @@ def _info_routes(handlers: InfoHandlers) -> APIRouter:
     _add_get(router, "/v1/profile", handlers.profile, response_model=ProfilePage, responses=errors(400))
     _add_get(router, "/metrics", handlers.metrics, responses={200: {"content": {"text/plain": {}}}})
     return router
+
+
+def _add_post(
+    router: APIRouter,
+    path: str,
+    handler: Callable[..., Any],
+    body: type[BaseModel],
+    responses: Responses | None = None,
+) -> None:
+    """A POST whose handler reads `body` itself; with `responses` it makes the response too."""
+    made_by_handler: dict[str, Any] = {"response_class": JSONResponse} if responses else {}
+    router.add_api_route(
+        path, handler, methods=["POST"], responses=responses, openapi_extra=json_body(body), **made_by_handler
+    )
 
 
 def _add_get(router: APIRouter | FastAPI, path: str, handler: Callable[..., Any], **described: Any) -> None:

@@ -56,9 +56,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(
-            high=0
-        )  # what the system doesn't take at once is waited for, and by the timer
+        transport.set_write_buffer_limits(high=0)  # what the system doesn't take is waited for, and by the timer
         if len(self.connections) > 2 * self._limits.max_connections:
             transport.abort()  # those that linger are bounded too
         elif len(self.connections) > self._limits.max_connections:

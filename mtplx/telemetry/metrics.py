@@ -7,7 +7,7 @@ words (endpoints, codes, reasons) and draft positions: what clients write makes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import Metric
@@ -21,26 +21,6 @@ from mtplx.telemetry.watch import RequestMeters, RequestSeconds, RequestWatch
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-
-_HISTOGRAMS = (
-    (
-        "first_token",
-        "mtplx_time_to_first_token_seconds",
-        "From a request's admission to its first token",
-        _SECONDS,
-    ),
-    ("request", "mtplx_request_seconds", "From a request's admission to the end of each of its choices", _SECONDS),
-    ("queue", "mtplx_queue_seconds", "From a request's admission to the first step of each of its choices", _SECONDS),
-    ("prefill", "mtplx_prefill_seconds", "From a choice's first step to its first token", _SECONDS),
-    ("decode", "mtplx_decode_seconds", "From a choice's first token to its end", _SECONDS),
-    ("inter_token", "mtplx_inter_token_seconds", "Between two steps that gave a choice tokens", _TOKEN_SECONDS),
-    (
-        "output_token",
-        "mtplx_time_per_output_token_seconds",
-        "A choice's decode time, for each token but one",
-        _TOKEN_SECONDS,
-    ),
-)
 
 VLLM_NAMES: Mapping[str, str] = {
     "mtplx_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
@@ -84,10 +64,7 @@ class HttpMetrics:
         self._own.register(EngineCollector(read_status))
         self._page = CollectorRegistry()
         self._page.register(_WithVllmNames(self._own, model_name))
-        self._seconds = {
-            name: Histogram(metric_name, text, ("endpoint",), registry=self._own, buckets=buckets)
-            for name, metric_name, text, buckets in _HISTOGRAMS
-        }
+        self._seconds = _histograms(self._own)
         self._prompt_tokens = self._counter("mtplx_prompt_tokens", "Prompt tokens of requests that got a token")
         self._generated_tokens = self._counter("mtplx_generated_tokens", "Tokens of answers")
         self._choices = Counter(
@@ -129,6 +106,27 @@ class HttpMetrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, ("endpoint",), registry=self._own)
+
+
+def _histograms(registry: CollectorRegistry) -> dict[str, Histogram]:
+    """By their field of `RequestSeconds`."""
+
+    def seconds(name: str, text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(name, text, ("endpoint",), registry=registry, buckets=buckets)
+
+    return {
+        "first_token": seconds("mtplx_time_to_first_token_seconds", "From a request's admission to its first token"),
+        "request": seconds("mtplx_request_seconds", "From a request's admission to the end of each of its choices"),
+        "queue": seconds("mtplx_queue_seconds", "From a request's admission to the first step of each of its choices"),
+        "prefill": seconds("mtplx_prefill_seconds", "From a choice's first step to its first token"),
+        "decode": seconds("mtplx_decode_seconds", "From a choice's first token to its end"),
+        "inter_token": seconds(
+            "mtplx_inter_token_seconds", "Between two steps that gave a choice tokens", _TOKEN_SECONDS
+        ),
+        "output_token": seconds(
+            "mtplx_time_per_output_token_seconds", "A choice's decode time, for each token but one", _TOKEN_SECONDS
+        ),
+    }
 
 
 class _WithVllmNames(Collector):

@@ -40,9 +40,8 @@ class Tokenizer:
         self.eos_token = named.get("eos_token")
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = 1 + max(vocab.values(), default=-1)
-        self.longest_token: int = max(
-            map(len, vocab), default=0
-        )  # in characters, a byte-level one's bytes each being one
+        # In characters; of a byte-level vocabulary each byte is one.
+        self.longest_token: int = max(map(len, vocab), default=0)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:

@@ -11,7 +11,7 @@ from anthropic.types import Message
 from openai.types.responses import Response
 
 from mtplx.batching.state import FinishReason
-from mtplx.server.stream import Delta
+from mtplx.server.choice_text import Delta
 from mtplx.text.tools.parts import CallArguments, CallBegin, CallEnd, Part, Reasoning, Text
 from tests.server import test_messages, test_responses
 from tests.server.fakes import FakeServer, FakeStreams, Item, entry_for, fake_server
