@@ -22,6 +22,7 @@ class Reading:
     has_thoughts: bool = False  # thoughts are told from the answer
     is_thinking: bool = False  # the prompt ends inside a thought
     is_single: bool = False  # one call, and the answer has ended
+    is_forced: bool = False  # nothing is said: what isn't thought is calls, or the rest of one that was cut
 
     @property
     def markers(self) -> frozenset[str]:
@@ -36,6 +37,7 @@ class AnswerReader:
     def __init__(self, reading: Reading) -> None:
         self._source = Source()
         self._is_single = reading.is_single
+        self._is_forced = reading.is_forced
         self._has_calls = False
         self._steps = _read(self._source, reading)
         self.is_done = False  # the only call that may be made is complete
@@ -58,7 +60,7 @@ class AnswerReader:
         self._source.is_over = True
         parts = self._advance()
         rest = self._source.take(len(self._source.text))
-        if rest and not (self._has_calls and rest.isspace()):
+        if rest and not self._is_forced and not (self._has_calls and rest.isspace()):
             parts = joined([*parts, Text(rest)])
         return parts
 
@@ -67,7 +69,8 @@ class AnswerReader:
         for part in self._steps:
             if part is None:
                 break
-            parts.append(part)
+            if not (self._is_forced and isinstance(part, Text)):
+                parts.append(part)
             self._has_calls = self._has_calls or isinstance(part, CallBegin)
             if self._is_single and isinstance(part, CallEnd):
                 self.is_done = True

@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.asgi import chat, error_of
 from tests.server.fakes import fake_server
-from tests.server.scripted import ASK, CLOCK, WEATHER, Serve, choice_of, refusal, serving
+from tests.server.scripted import ASK, CLOCK, WEATHER, Serve, choice_of, joined, refusal, serving, stream
 
 
 @pytest.fixture
@@ -44,6 +44,36 @@ def test_a_call_that_must_be_made_fits_its_schema(serve: Serve, mode: str, choic
             arguments = json.loads(call["function"]["arguments"])
             assert arguments == {} if call["function"]["name"] == "get_time" else validator.is_valid(arguments)
     assert called == functions
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 20, 60])
+def test_a_call_that_is_cut_leaves_no_markup(serve: Serve, max_tokens: int) -> None:
+    server = serve()
+    forced = {"tools": [WEATHER], "tool_choice": "required", "temperature": 1, "seed": 1, "max_tokens": max_tokens}
+    found = choice_of(server, **forced)
+    calls = [call["function"]["arguments"] for call in found["message"].get("tool_calls", [])]
+    assert (found["message"]["content"], found["finish_reason"]) == (None, "length")
+    assert len(calls) == (max_tokens == 60)
+    streamed = joined(stream(server, **forced))
+    assert (streamed["content"], [arguments for _, arguments in streamed["calls"]]) == ("", calls)
+    cut_in_name = choice_of(server, **forced | {"max_tokens": 500, "stop": ["get_wea"]})
+    assert (cut_in_name["message"]["content"], cut_in_name["finish_reason"]) == (None, "stop")
+    message = server.post(
+        "/v1/messages",
+        messages=ASK,
+        max_tokens=max_tokens,
+        tools=[{"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}],
+        tool_choice={"type": "any"},
+    )
+    assert {block["type"] for block in message["content"]} <= {"tool_use"}
+    response = server.post(
+        "/v1/responses",
+        input="hi",
+        max_output_tokens=max_tokens,
+        tools=[{"type": "function", **WEATHER["function"]}],
+        tool_choice="required",
+    )
+    assert {item["type"] for item in response["output"]} <= {"function_call"}
 
 
 def test_a_single_call_that_must_be_made(serve: Serve) -> None:

@@ -300,6 +300,24 @@ def test_a_single_call_ends_the_answer() -> None:
     assert reader.push("more") == reader.flush() == []
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral"])
+def test_of_an_answer_that_must_be_calls_nothing_is_said_wherever_it_is_cut(name: str) -> None:
+    call = CALL.replace("arguments", "parameters") if name == "llama3_json" else CALL
+    text = {
+        "hermes": f"<tool_call>\n{call}\n</tool_call>\n" * 2,
+        "llama3_json": f"{call}; {call}",
+        "mistral": f"[TOOL_CALLS][{call}, {call}]",
+    }[name]
+    for end in range(len(text) + 1):
+        whole = read(name, text[:end], is_forced=True)
+        assert whole == read(name, *text[:end], is_forced=True)
+        assert whole.content == ""
+        assert all(ARGUMENTS.startswith(arguments) for _, arguments, _ in whole.calls)
+    assert whole.calls == [("f", ARGUMENTS, True)] * 2
+    thought = read(name, "hm</think>" + text[:20], is_forced=True, has_thoughts=True, is_thinking=True)
+    assert (thought.content, thought.reasoning) == ("", "hm")
+
+
 # Thoughts
 
 

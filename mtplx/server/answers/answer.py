@@ -45,6 +45,7 @@ class AnswerParts:
     echo: Echo | None = None
     skips_special_tokens: bool = True
     has_thoughts: bool = False  # that are told from the answer, and counted
+    must_call: bool = False  # so that nothing is said
 
 
 @dataclass(slots=True)

@@ -84,7 +84,7 @@ class ChatAnswer:
     def _whole_choice(self, choice: Choice) -> ChatChoice:
         whole: ChatChoice = {
             "index": choice.number,
-            "message": chat_message(choice),
+            "message": chat_message(choice, must_call=self._parts.must_call),
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": chat_finish_reason(choice),
         }

@@ -10,13 +10,14 @@ from mtplx.server.choice_text import Delta
 from mtplx.text.tools.parts import CallArguments, CallBegin, Reasoning, Text
 
 
-def chat_message(choice: Choice) -> ChatMessage:
-    """The whole message."""
+def chat_message(choice: Choice, *, must_call: bool) -> ChatMessage:
+    """The whole message. One that must be calls has no content, even if it was cut before the first."""
     message: ChatMessage = {"role": "assistant", "content": choice.content, "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
-    if choice.calls:
+    if choice.calls or must_call:
         message["content"] = choice.content or None
+    if choice.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in choice.calls

@@ -193,6 +193,7 @@ class CompletionHandlers:
             echo=echo,
             skips_special_tokens=params.skip_special_tokens,
             has_thoughts=reading is not None and reading.has_thoughts,
+            must_call=reading is not None and reading.is_forced,
         )
 
     def _default_max_tokens(self, params: SamplingParams, prompts: Sequence[TokenIds]) -> int:

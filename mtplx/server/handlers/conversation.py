@@ -89,6 +89,7 @@ def answer_hold(
         has_thoughts=context.answer_format.has_thoughts,
         is_thinking=context.answer_format.has_thoughts and opens_thought(prompt),
         is_single=body.is_single_call,
+        is_forced=body.must_call,
     )
     return AnswerHold(
         reading if tool_format or reading.has_thoughts else None,
