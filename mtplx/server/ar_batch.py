@@ -1,15 +1,16 @@
 """`ar_batch`: all running sequences advance together by exactly one token a step, and never speculate.
 
 Sequences join whenever a place and blocks are free and leave in the step in which they end. While some have prompt left
-to compute, prefill steps (one chunk's worth of tokens in all, first admitted first) alternate with decode steps. So a
-running stream waits for at most one chunk between two of its tokens, and a newcomer for no one's end but a place's.
+to compute, prefill steps (one chunk's worth of tokens in all, half of it for whoever was admitted first, half for short
+prompts) alternate with decode steps. So a running stream waits for at most one chunk between two of its tokens, and a
+newcomer neither for anyone's end, but a place's, nor for a long prompt's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from mtplx.batching.budget import share_out, split_phases
+from mtplx.batching.budget import share_out_short_first, split_phases
 from mtplx.batching.drafting import DraftHead
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
@@ -38,7 +39,7 @@ class ArBatch:
         if is_decode_turn:
             return StepPlan(tuple(self.table.row(sequence, 1) for sequence in phases.decoding))
         leading = self.table.prefix.without_twins(phases.prefilling)
-        shares = share_out(leading, self._chunk_tokens)
+        shares = share_out_short_first(leading, self._chunk_tokens)
         return StepPlan(tuple(self.table.row(share.sequence, share.num_tokens) for share in shares))
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome]) -> list[SequenceEvent]:

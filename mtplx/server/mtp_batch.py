@@ -2,14 +2,14 @@
 
 Each row has a depth of its own, 0 included, and emits between one token and one more than its drafts. Sequences join
 whenever a place and blocks are free and leave in the step in which they end; chunks of prompts ride along in the same
-step, first admitted first. With no drafts at all it is ar_batch without the turns.
+step, half for who was admitted first, half for short prompts. With no drafts at all it is ar_batch without the turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from mtplx.batching.budget import Phases, share_out, split_phases
+from mtplx.batching.budget import Phases, share_out_short_first, split_phases
 from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
@@ -47,7 +47,7 @@ class MtpBatch:
 
     def _plan(self, phases: Phases, head: DraftHead | None) -> StepPlan:
         """Drafts for all that decode, then their rows and the chunks of prompts."""
-        shares = share_out(self.table.prefix.without_twins(phases.prefilling), self._chunk_tokens)
+        shares = share_out_short_first(self.table.prefix.without_twins(phases.prefilling), self._chunk_tokens)
         if self.speculator:
             self.speculator.draft(
                 self.table,

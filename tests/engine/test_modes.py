@@ -232,14 +232,28 @@ class TestArBatch:
         assert while_both == [[0, 1], [2], [0, 1], [2], [0, 1], [2], [0, 1], [2], [0, 1], [2]]
         assert [row.seq_id for row in sim.plans[13].rows] == [0, 1, 2]
 
-    def test_prompts_share_a_chunk_oldest_first(self) -> None:
+    def test_prompts_share_a_chunk_oldest_and_shortest_first(self) -> None:
         sim = simulator(SchedulerMode.AR_BATCH)
-        for seq_id, prompt_len in enumerate((6, 20, 3)):
+        for seq_id, prompt_len in enumerate((20, 30, 3)):
             sim.add(SimRequest(seq_id=seq_id, prompt_len=prompt_len, max_tokens=9))
         first = sim.step()
-        assert [(row.seq_id, len(row.token_ids)) for row in first.rows] == [(0, 6), (1, 10)]
-        assert [row.seq_id for row in sim.step().rows] == [0]
-        assert [(row.seq_id, len(row.token_ids)) for row in sim.step().rows] == [(1, 10), (2, 3)]
+        assert [(row.seq_id, len(row.token_ids)) for row in first.rows] == [(0, 13), (2, 3)]
+        assert [row.seq_id for row in sim.step().rows] == [2]
+        assert [(row.seq_id, len(row.token_ids)) for row in sim.step().rows] == [(0, 7), (1, 9)]
+
+    @pytest.mark.parametrize("mode", [SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH, SchedulerMode.COOPERATIVE])
+    def test_a_short_prompt_does_not_wait_for_a_long_one(self, mode: SchedulerMode) -> None:
+        sim = simulator(mode)
+        sim.run(
+            [
+                SimRequest(seq_id=0, prompt_len=12 * CHUNK, max_tokens=2),
+                SimRequest(seq_id=1, prompt_len=CHUNK // 2, max_tokens=2, arrives_at=3),
+            ]
+        )
+        answered = next(
+            step for step, plan in enumerate(sim.plans) if any(row.seq_id == 1 and row.num_logits for row in plan.rows)
+        )
+        assert answered <= 6
 
     def test_every_decoding_sequence_gets_exactly_one_token(self) -> None:
         sim = simulator(SchedulerMode.AR_BATCH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtplx.batching.budget import Split, share_out, split_mixed
+from mtplx.batching.budget import Split, share_out, share_out_short_first, split_mixed
 from mtplx.batching.ending import cut
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import (
@@ -331,6 +331,19 @@ class TestBudget:
         shares = share_out(line, 64)
         assert [(share.sequence.seq_id, share.num_tokens) for share in shares] == [(1, 10), (2, 50), (3, 4)]
         assert share_out(line, 0) == []
+
+    def test_short_prompts_pass_a_long_one_which_goes_on_all_the_same(self) -> None:
+        def shared(budget: int, *pending: int) -> dict[int, int]:
+            line = [Sequence(seq_id, [1] * n, n, StopRules(1)) for seq_id, n in enumerate(pending, start=1)]
+            return {share.sequence.seq_id: share.num_tokens for share in share_out_short_first(line, budget)}
+
+        assert shared(64, 6000, 90, 20) == {1: 32, 3: 20, 2: 12}
+        assert shared(64, 6000, 5) == {1: 59, 2: 5}
+        assert shared(64, 10, 6000, 700) == {1: 10, 2: 54}
+        assert shared(1, 6000, 5) == {1: 1}, "the first goes on"
+        assert shared(64, 100, 100, 100) == {1: 64}
+        assert shared(64, 36, 100, 100) == {1: 36, 2: 28}, "of one length one after the other"
+        assert shared(64) == {}
 
     @pytest.mark.parametrize(
         ("budget", "num_decoding", "num_pending", "split"),
