@@ -35,7 +35,7 @@ from mtplx.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from mtplx.server.schema import DescribedApi, Responses, errors, json_body, json_or_events, messages_errors
 from mtplx.telemetry.logs import log_request
 from mtplx.telemetry.metrics import HttpMetrics
-from mtplx.telemetry.record import RequestRecord
+from mtplx.telemetry.record import Observer
 
 _FAILURES = (400, 401, 404, 413, 415, 429, 500, 503, 504)  # of what is generated
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
@@ -72,7 +72,8 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(_info_routes(info), dependencies=guards)
     app.include_router(_absent_routes(), dependencies=guards)
     _add_get(app, "/health", info.health, responses=errors(503))
-    _answer_errors(app, (metrics.count_request, log_request, *context.observers), _check_first(context))
+    app.state.observers = (metrics.count_request, log_request, *context.observers)
+    _answer_errors(app, observers_of(app), _check_first(context))
     if context.settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
@@ -82,6 +83,12 @@ def create_app(context: ServerContext) -> FastAPI:
             expose_headers=(REQUEST_ID_HEADER, "retry-after"),
         )
     return app
+
+
+def observers_of(app: FastAPI) -> tuple[Observer, ...]:
+    """Who must hear of a request that is refused before it reaches the app, too."""
+    observers: tuple[Observer, ...] = app.state.observers
+    return observers
 
 
 def _completion_routes(handlers: CompletionHandlers) -> APIRouter:
@@ -166,9 +173,7 @@ def _check_first(context: ServerContext) -> Callable[[Scope], None]:
     return check
 
 
-def _answer_errors(
-    app: FastAPI, observers: Iterable[Callable[[RequestRecord], None]], check_first: Callable[[Scope], None]
-) -> None:
+def _answer_errors(app: FastAPI, observers: Iterable[Observer], check_first: Callable[[Scope], None]) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         found = answer_of(error)
         record_of(request).fail(found.code)

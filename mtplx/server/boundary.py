@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mtplx.errors import HeadTooLargeError
 from mtplx.server.error_bodies import answer_of, is_planned
 from mtplx.telemetry.logs import REQUEST_ID
-from mtplx.telemetry.record import CLIENT_LEFT, RequestRecord
+from mtplx.telemetry.record import CLIENT_LEFT, Observer, RequestRecord
 
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 32 * 2**10  # of the path and all headers
@@ -36,7 +36,7 @@ class Boundary:
     def __init__(
         self,
         app: ASGIApp,
-        observers: Iterable[Callable[[RequestRecord], None]],
+        observers: Iterable[Observer],
         check_first: Callable[[Scope], None],
     ) -> None:
         self._app = app
@@ -47,16 +47,13 @@ class Boundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = _new_record(scope)
-        scope.setdefault("state", {})["record"] = record
+        record = begin_record(scope)
         token = REQUEST_ID.set(record.request_id)
         try:
             await self._answer(record, scope, receive, send)
         finally:
-            record.ended_at_s = time.monotonic()
-            for observe in self._observers:
-                observe(record)
             REQUEST_ID.reset(token)
+            end_record(record, self._observers)
 
     async def _answer(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         is_whole = False
@@ -65,7 +62,7 @@ class Boundary:
             nonlocal is_whole
             is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
-                record.status = message["status"]
+                record.status = record.status or message["status"]  # a refused connection has told another already
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = record.request_id
             await send(message)
 
@@ -84,21 +81,41 @@ class Boundary:
                 await answer_of(error).response(scope["path"])(scope, receive, send_with_id)
 
 
+def begin_record(scope: Scope) -> RequestRecord:
+    """The record that the request's scope holds from now on, or has held: its connection may have come first."""
+    state = scope.setdefault("state", {})
+    if "record" not in state:
+        headers = Headers(scope=scope)
+        traced = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
+        state["record"] = RequestRecord(_request_id(headers), scope["method"], scope["path"], traced, time.monotonic())
+    record: RequestRecord = state["record"]
+    return record
+
+
+def end_record(record: RequestRecord, observers: Iterable[Observer]) -> None:
+    """Lets the observers hear of a request that is over."""
+    token = REQUEST_ID.set(record.request_id)
+    try:
+        record.ended_at_s = time.monotonic()
+        for observe in observers:
+            observe(record)
+    finally:
+        REQUEST_ID.reset(token)
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
 def record_of(request: Request) -> RequestRecord:
     """What is known of a request so far, for whoever knows more."""
     record: RequestRecord = request.state.record
     return record
 
 
-def _new_record(scope: Scope) -> RequestRecord:
-    headers = Headers(scope=scope)
-    trace_headers = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
-    return RequestRecord(_request_id(headers), scope["method"], scope["path"], trace_headers, time.monotonic())
-
-
 def _request_id(headers: Headers) -> str:
     sent = headers.get(REQUEST_ID_HEADER, "")
-    return sent if _USABLE_ID.fullmatch(sent) else uuid.uuid4().hex
+    return sent if _USABLE_ID.fullmatch(sent) else new_request_id()
 
 
 def _check_head(scope: Scope) -> None:

@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import h11
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mtplx.errors import HeadTooLargeError, MtplxError, OverloadedError, RequestError, SlowRequestError
-from mtplx.server.boundary import MAX_HEAD_BYTES
+from mtplx.server.boundary import MAX_HEAD_BYTES, REQUEST_ID_HEADER, begin_record, end_record, new_request_id
 from mtplx.server.error_bodies import answer_of
+from mtplx.telemetry.record import UNREAD, Observer, RequestRecord
 
 log = logging.getLogger(__name__)
 
+INVALID_HTTP = "invalid_http"
 LINGER_S = 2.0  # a refused client gets this long to read why: closing at once would discard it with what it still sends
 
 
@@ -36,9 +41,9 @@ class ConnectionLimits:
     send_timeout_s: float
 
 
-def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """What uvicorn takes as its `http`."""
-    return cast("type[asyncio.Protocol]", functools.partial(BoundedProtocol, limits))
+def bounded_protocol(limits: ConnectionLimits, observers: Sequence[Observer]) -> type[asyncio.Protocol]:
+    """What uvicorn takes as its `http`; the observers hear of what is refused without the app."""
+    return cast("type[asyncio.Protocol]", functools.partial(BoundedProtocol, limits, observers))
 
 
 class BoundedProtocol(H11Protocol):
@@ -47,9 +52,11 @@ class BoundedProtocol(H11Protocol):
     The other timer runs exactly while the system takes no more bytes for the client.
     """
 
-    def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, limits: ConnectionLimits, observers: Sequence[Observer], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._observers = observers
+        self._began_at_s = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
@@ -62,7 +69,7 @@ class BoundedProtocol(H11Protocol):
         elif len(self.connections) > self._limits.max_connections:
             self._refuse(OverloadedError(f"the limit of {self._limits.max_connections} connections is reached"))
         else:
-            self._timer = self.loop.call_later(self._limits.receive_timeout_s, self._on_late)
+            self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_refused:
@@ -73,10 +80,12 @@ class BoundedProtocol(H11Protocol):
         super().handle_events()
         if self._is_refused:
             return
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+        if self._is_asking and _has_two_lengths(self.headers):
+            self._refuse(RequestError("content-length and transfer-encoding contradict each other", code=INVALID_HTTP))
+        elif self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_timer()
         elif self._timer is None and (self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]):
-            self._timer = self.loop.call_later(self._limits.receive_timeout_s, self._on_late)
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -96,7 +105,7 @@ class BoundedProtocol(H11Protocol):
         if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
             self._refuse(HeadTooLargeError(f"the head is over the limit of {MAX_HEAD_BYTES} bytes"))
         else:
-            self._refuse(RequestError("this is not an HTTP/1.1 request", code="invalid_http"))
+            self._refuse(RequestError("this is not an HTTP/1.1 request", code=INVALID_HTTP))
 
     def _on_late(self) -> None:
         self._refuse(SlowRequestError(f"the request didn't come whole in {self._limits.receive_timeout_s:g} seconds"))
@@ -118,25 +127,45 @@ class BoundedProtocol(H11Protocol):
         """Answers and hangs up; where an answer has begun already, hangs up alone. The app hears of a disconnect."""
         self._stop_timer()
         self._is_refused = True
-        if self.cycle is not None and not self.cycle.response_complete:
+        can_answer = self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing()
+        if can_answer:
+            self._send(error)
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        else:
+            self.transport.close()
+        if self._is_asking:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.transport.is_closing():
-            return
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.close()
-            return
-        self._send(error)
-        self.transport.write_eof()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    @property
+    def _is_asking(self) -> bool:
+        """Whether the app has a request of this connection."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _send(self, error: MtplxError) -> None:
-        response = answer_of(error).response()
+        found = answer_of(error)
+        record = self._record()
+        record.status = found.status
+        record.fail(found.code)
+        if not self._is_asking:
+            end_record(record, self._observers)  # else the app does so
+        response = found.response()
+        response.headers[REQUEST_ID_HEADER] = record.request_id
         headers = [*response.raw_headers, (b"connection", b"close")]
         body = bytes(response.body)
         for event in (h11.Response(status_code=response.status_code, headers=headers), h11.Data(body)):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.write(self.conn.send(h11.EndOfMessage()) or b"")
+
+    def _record(self) -> RequestRecord:
+        if self._is_asking:
+            return begin_record(cast("Scope", self.cycle.scope))
+        return RequestRecord(new_request_id(), UNREAD, UNREAD, {}, self._began_at_s)
+
+    def _start_timer(self) -> None:
+        self._began_at_s = time.monotonic()
+        self._timer = self.loop.call_later(self._limits.receive_timeout_s, self._on_late)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -147,3 +176,8 @@ class BoundedProtocol(H11Protocol):
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None
+
+
+def _has_two_lengths(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Then servers in a row may disagree on where the next request begins: a way to smuggle one past the first."""
+    return {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}

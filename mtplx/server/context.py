@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import SecretStr
@@ -10,7 +9,7 @@ from pydantic import SecretStr
 from mtplx.config import Settings
 from mtplx.model.spec import ModelSpec, RunnerInfo
 from mtplx.server.stream import Streams
-from mtplx.telemetry.record import RequestRecord
+from mtplx.telemetry.record import Observer
 from mtplx.telemetry.stages import StageRecorder
 from mtplx.text.answer_format import AnswerFormat
 from mtplx.text.chat import ChatTemplate
@@ -36,4 +35,4 @@ class ServerContext:
     created: int
     version: str
     fingerprint: str
-    observers: tuple[Callable[[RequestRecord], None], ...] = ()  # that hear of each request's end
+    observers: tuple[Observer, ...] = ()  # that hear of each request's end

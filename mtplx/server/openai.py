@@ -19,7 +19,7 @@ import uvicorn
 from mtplx import __version__
 from mtplx.config import Parser, Settings, add_settings_arguments, resolve_settings
 from mtplx.errors import ConfigError, EngineDeadError, MtplxError
-from mtplx.server.app import create_app
+from mtplx.server.app import create_app, observers_of
 from mtplx.server.assemble import Assembly, assemble, start_up_lines
 from mtplx.server.boundary import MAX_HEAD_BYTES
 from mtplx.server.connections import ConnectionLimits, bounded_protocol
@@ -27,7 +27,7 @@ from mtplx.server.context import ServerContext
 from mtplx.server.stream import Streams
 from mtplx.server.worker import Stop, Worker
 from mtplx.telemetry.logs import configure_logging
-from mtplx.telemetry.record import RequestRecord
+from mtplx.telemetry.record import Observer
 
 if TYPE_CHECKING:
     from mtplx.telemetry.tracing import RequestTracer
@@ -166,9 +166,7 @@ def _make_tracer(assembly: Assembly) -> RequestTracer | None:
     return RequestTracer(otlp_processor(endpoint), model_name=assembly.model_name, version=__version__)
 
 
-def _uvicorn_config(
-    assembly: Assembly, streams: Streams, observers: tuple[Callable[[RequestRecord], None], ...]
-) -> uvicorn.Config:
+def _uvicorn_config(assembly: Assembly, streams: Streams, observers: tuple[Observer, ...]) -> uvicorn.Config:
     settings = assembly.settings
     context = ServerContext(
         settings=settings,
@@ -192,9 +190,10 @@ def _uvicorn_config(
         settings.receive_timeout_s,
         settings.send_timeout_s,
     )
+    app = create_app(context)
     return uvicorn.Config(
-        create_app(context),
-        http=bounded_protocol(limits),
+        app,
+        http=bounded_protocol(limits, observers_of(app)),
         ws="none",
         lifespan="off",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,

@@ -5,14 +5,16 @@ Holds no word that a client or a model wrote, but for the address, cut short, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from mtplx.sampling_params import SamplingParams
 from mtplx.telemetry.watch import RequestWatch
 
 MAX_PATH_CHARACTERS = 200
 CLIENT_LEFT = "client_left"  # where other requests have their error's code
+UNREAD = "-"
 
 
 @dataclass(slots=True)
@@ -20,7 +22,7 @@ class RequestRecord:
     """Filled in while the request is answered; times in seconds of the monotonic clock."""
 
     request_id: str
-    method: str
+    method: str  # UNREAD, as the path is, of a request whose head didn't come
     path: str  # without the query
     trace_headers: Mapping[str, str]  # traceparent and tracestate, where they were sent
     started_at_s: float
@@ -38,7 +40,8 @@ class RequestRecord:
         return self.status >= 500 or self.status < 400
 
     def fail(self, code: str) -> None:
-        self.error_code = code
+        """The first reason stays: what comes after it comes of it."""
+        self.error_code = self.error_code or code
 
     def fields(self) -> dict[str, object]:
         """For a log line, in order; what isn't known is left out."""
@@ -53,6 +56,10 @@ class RequestRecord:
         if self.watch is not None:
             known |= _generation_fields(self.watch)
         return {name: value for name, value in known.items() if value is not None}
+
+
+Observer: TypeAlias = Callable[[RequestRecord], None]
+"""Hears of each request's end, once."""
 
 
 def _generation_fields(watch: RequestWatch) -> dict[str, object | None]:

@@ -17,8 +17,9 @@ from uvicorn.server import ServerState
 
 from mtplx.server.boundary import MAX_HEAD_BYTES
 from mtplx.server.connections import LINGER_S, BoundedProtocol, ConnectionLimits
+from mtplx.telemetry.record import UNREAD, RequestRecord
 from tests.fakes import FakeRunner
-from tests.live import live_server
+from tests.live import LiveServer, live_server
 
 LIMITS = ConnectionLimits(max_connections=2, receive_timeout_s=7.0, send_timeout_s=9.0)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n"
@@ -103,12 +104,14 @@ class Connection:
     state: ServerState = field(default_factory=ServerState)
     loop: FakeLoop = field(default_factory=FakeLoop)
     transport: FakeTransport = field(default_factory=FakeTransport)
+    records: list[RequestRecord] = field(default_factory=list)
     protocol: BoundedProtocol = field(init=False)
 
     def __post_init__(self) -> None:
         config = uvicorn.Config(_no_app, log_config=None, h11_max_incomplete_event_size=MAX_HEAD_BYTES, ws="none")
         self.protocol = BoundedProtocol(
             LIMITS,
+            (self.records.append,),
             config=config,
             server_state=self.state,
             app_state={},
@@ -146,6 +149,16 @@ def test_a_request_that_does_not_come_whole_in_time_is_408(sent: bytes) -> None:
     assert connection.transport.has_eof
     if connection.protocol.cycle is not None:
         assert connection.protocol.cycle.disconnected, "the app hears that nobody waits any more"
+        assert connection.records == [], "it is the app that says how the request ended"
+    else:
+        (record,) = connection.records
+        assert (record.method, record.path, record.status, record.error_code) == (
+            UNREAD,
+            UNREAD,
+            408,
+            "receive_timeout",
+        )
+        assert f"x-request-id: {record.request_id}\r\n".encode() in connection.transport.sent
     (timer,) = connection.loop.running
     assert timer.delay_s == LINGER_S
     timer.call()
@@ -186,6 +199,8 @@ def test_an_answer_that_has_begun_is_not_followed_by_another() -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", (400, "invalid_http")),
         (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * MAX_HEAD_BYTES, (431, "head_too_large")),
         (HEAD + b"content-length: 11\r\n\r\n", (400, "invalid_http")),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /", (400, "invalid_http")),
+        (HEAD.replace(b"content-length: 10", b"transfer-encoding: chunked") + b"\r\nx\r\n", (400, "invalid_http")),
     ],
 )
 def test_what_is_not_http_gets_an_answer_in_the_usual_shape(sent: bytes, expected: tuple[int, str]) -> None:
@@ -200,6 +215,8 @@ def test_connections_over_the_limit_are_refused_and_far_over_it_dropped() -> Non
     assert [bool(connection.transport.sent) for connection in connections] == [False, False, True, True, False]
     assert connections[2].answer() == connections[3].answer() == (503, "overloaded")
     assert b"retry-after: 1\r\n" in connections[2].transport.sent
+    codes = [[record.error_code for record in connection.records] for connection in connections]
+    assert codes == [[], [], ["overloaded"], ["overloaded"], []]
     assert [connection.transport.is_closed for connection in connections] == [False] * 4 + [True]
     for connection in connections[2:]:
         connection.protocol.connection_lost(None)
@@ -234,15 +251,31 @@ def test_a_client_that_has_read_everything_is_waited_for_no_more() -> None:
         assert not [timer for timer in connection.loop.running if timer.delay_s == LIMITS.send_timeout_s]
 
 
-def test_a_server_lets_go_of_half_a_body_and_goes_on(tmp_path: Path) -> None:
+def test_a_server_lets_go_of_what_does_not_come_counts_it_and_goes_on(tmp_path: Path) -> None:
+    content_type = b"content-type: application/json\r\n"
     with live_server(tmp_path, FakeRunner(), receive_timeout_s=0.2) as server:
-        port = int(server.url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
-            slow.sendall(HEAD + b"content-type: application/json\r\n\r\n{")
-            answer = b""
-            while piece := slow.recv(4096):
-                answer += piece
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        assert b'"code":"receive_timeout"' in answer
+        assert b'"code":"receive_timeout"' in said(server, HEAD + content_type + b"\r\n{", b"HTTP/1.1 408 ")
+        assert b'"code":"receive_timeout"' in said(server, b"", b"HTTP/1.1 408 ")
+        two_lengths = HEAD + content_type + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+        assert b'"code":"invalid_http"' in said(server, two_lengths, b"HTTP/1.1 400 ")
         assert server.post("/v1/completions", prompt="hi", max_tokens=1)["usage"]["completion_tokens"] == 1
         assert (server.status()["num_running"], server.status()["num_waiting"]) == (0, 0)
+        page = server.client.get("/metrics").text
+    errors = {line for line in page.splitlines() if line.startswith("mtplx_errors_total{")}
+    assert errors == {
+        'mtplx_errors_total{code="receive_timeout"} 2.0',
+        'mtplx_errors_total{code="invalid_http"} 1.0',
+    }
+
+
+def said(server: LiveServer, sent: bytes, beginning: bytes) -> bytes:
+    """All that the server answers, until it hangs up."""
+    port = int(server.url.rpartition(":")[2])
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(sent)
+        while piece := connection.recv(4096):
+            answer += piece
+    assert answer.startswith(beginning)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    return answer
