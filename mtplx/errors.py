@@ -9,6 +9,7 @@ MtplxError
 |   |-- ContextLengthError     400, code context_length_exceeded
 |   |-- SlowRequestError       408, it didn't arrive in time
 |   |-- BodyTooLargeError      413
+|   |-- EncodingError          415, compressed, or in other characters than UTF-8
 |   |-- TooManyRequestsError   429 with Retry-After, this API key has its share
 |   `-- HeadTooLargeError      431
 `-- ServerError                our fault: 5xx
@@ -73,6 +74,13 @@ class SlowRequestError(RequestError):
 class BodyTooLargeError(RequestError):
     status = 413
     code = "body_too_large"
+
+
+class EncodingError(RequestError):
+    """The body isn't sent as it is, or not in UTF-8."""
+
+    status = 415
+    code = "unsupported_encoding"
 
 
 class TooManyRequestsError(RequestError):

@@ -16,7 +16,7 @@ _ERRORS = {
     401: "no API key, or not one of this server's",
     404: "no such model",
     413: "the body is too large",
-    415: "the body isn't JSON",
+    415: "the body isn't sent as JSON, is compressed or not in UTF-8",
     429: "this API key has its share of the queue (try again after `Retry-After` seconds)",
     500: "generation failed",
     503: "the queue is full (try again after `Retry-After` seconds), or the engine is not running",

@@ -89,6 +89,20 @@ def test_other_content_types_are_refused(server: FakeServer, content_type: str) 
     assert (status, error["code"]) == (415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize("content_encoding", ["gzip", "deflate", "identity, GZIP", "x"])
+def test_compressed_bodies_are_refused(server: FakeServer, content_encoding: str) -> None:
+    status, error = post(server, b"{}", JSON | {"content-encoding": content_encoding})
+    assert (status, error["code"]) == (415, "unsupported_encoding")
+    assert "content-encoding" in error["message"]
+
+
+@pytest.mark.parametrize("charset", ["latin-1", '"utf-16"', ""])
+def test_other_charsets_are_refused(server: FakeServer, charset: str) -> None:
+    status, error = post(server, b"{}", {"content-type": f"application/json; charset={charset}"})
+    assert (status, error["code"]) == (415, "unsupported_encoding")
+    assert "content-type" in error["message"]
+
+
 @pytest.mark.parametrize(
     "headers",
     [{f"x-{i}": "a" for i in range(10_000)}, {"x-long": "a" * MAX_HEAD_BYTES}],
@@ -104,10 +118,11 @@ def test_a_long_address_counts_as_head(server: FakeServer) -> None:
     assert ask(server, "GET", "/health", headers={"x-long": "a" * (MAX_HEAD_BYTES - 1024)}).status_code == 200
 
 
-def test_json_may_name_its_charset(server: FakeServer) -> None:
+def test_json_may_name_its_charset_and_that_it_is_as_it_is(server: FakeServer) -> None:
     body = json.dumps({"model": MODEL, "prompt": "x"}).encode()
-    headers = {"content-type": "Application/JSON; charset=utf-8"}
-    assert ask(server, "POST", COMPLETIONS, content=body, headers=headers).status_code == 200
+    for content_type in ("Application/JSON; charset=utf-8", 'application/json;Charset="UTF8"', "application/x+json"):
+        headers = {"content-type": content_type, "content-encoding": "Identity"}
+        assert ask(server, "POST", COMPLETIONS, content=body, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
