@@ -18,6 +18,7 @@ MtplxError
     |-- DeadlineError          504, the request's time was over before it had a token
     |-- StepOverdueError       503, the worker may hang
     `-- GenerationError        500, this sequence failed, others go on
+        `-- NoTokenLeftError   400, it was the request's own doing, and showed only then
 """
 
 from __future__ import annotations
@@ -139,3 +140,10 @@ class GenerationError(ServerError):
     """One sequence failed while it was being generated."""
 
     code = "generation_failed"
+
+
+class NoTokenLeftError(GenerationError):
+    """What the request bans and what it is held to left no token to go on with; the same would come of it again."""
+
+    status = 400
+    code = "no_token_left"

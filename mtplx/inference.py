@@ -90,7 +90,7 @@ class Engine:
         Raises:
             RequestError: a prompt or parameter can't be obeyed; nothing was generated.
             MtplxError: the engine is closed.
-            GenerationError: the model failed on one of them.
+            GenerationError: the model failed on one of them; NoTokenLeftError, if the params left it no token.
             DeadlineError: the terms' time was over before there was a token.
         """
         if self._is_closed:

@@ -43,7 +43,12 @@ def apply_outcome(sequence: Sequence, row: Row, outcome: RowOutcome) -> Sequence
     """
     assert row.start == sequence.num_computed, "a plan is committed before the next is made"
     if outcome.error is not None:
-        return SequenceEvent(row.seq_id, (), FinishReason.ERROR, outcome.error)
+        return SequenceEvent(
+            row.seq_id,
+            finish_reason=FinishReason.ERROR,
+            error=outcome.error,
+            is_clients_fault=outcome.is_clients_fault,
+        )
     accepted = outcome.token_ids[:-1]
     assert bool(outcome.token_ids) == bool(row.num_drawn), "a token for each row that wants one, else none"
     assert accepted == row.draft_ids[: len(accepted)], "the tokens before the last are accepted drafts"

@@ -183,13 +183,15 @@ class DraftRequest:
 class RowOutcome:
     """What the next-token function said for one row: the accepted drafts and one more token; empty inside a prompt.
 
-    `error` set means that this row has no token (NaN logits, a failed forward) and its sequence fails. `forced_ids` are
-    what its grammar will hardly let be anything else behind them: good drafts, and no more than that.
+    `error` set means that this row has no token (NaN logits, a failed forward) and its sequence fails, by what the
+    request itself asks for where it `is_clients_fault`. `forced_ids` are what its grammar will hardly let be anything
+    else behind them: good drafts, and no more than that.
     """
 
     token_ids: tuple[int, ...] = ()
     error: str | None = None
     forced_ids: tuple[int, ...] = ()
+    is_clients_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +206,4 @@ class SequenceEvent:
     finish_reason: FinishReason | None = None
     error: str | None = None
     num_cached: int = 0
+    is_clients_fault: bool = False  # the error

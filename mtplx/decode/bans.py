@@ -26,7 +26,7 @@ def bans(
         run a b c: c is banned where the answer ends with a b;   run a: a is banned everywhere
 
     Raises:
-        GenerationError: the grammar leaves nothing.
+        GenerationError: the grammar has become too complex, or leaves nothing.
     """
     may_end = history.num_emitted >= params.min_tokens
     if matcher is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from mtplx.errors import GenerationError
+from mtplx.errors import GenerationError, NoTokenLeftError
 from mtplx.text.grammar import CompiledGrammar
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class Matcher:
         Not so without `may_end`, unless there is nothing else left to come.
 
         Raises:
-            GenerationError: the grammar has become too complex, or allows no token of this vocabulary.
+            GenerationError: the grammar has become too complex.
+            NoTokenLeftError: it allows no token of this vocabulary.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
@@ -58,5 +59,5 @@ class Matcher:
             goes_on_V[stop_ids] = False
             is_allowed_V = goes_on_V if goes_on_V.any() else is_allowed_V
         if not is_allowed_V.any():
-            raise GenerationError("the grammar allows no token of this model here")
+            raise NoTokenLeftError("the grammar allows no token of this model here")
         return ~is_allowed_V

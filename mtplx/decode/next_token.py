@@ -10,7 +10,7 @@ from mtplx.decode.history import History, uses_penalties
 from mtplx.decode.noise import NoiseKey
 from mtplx.decode.noisy_argmax import NoisyArgmax, plain_noisy_argmax
 from mtplx.decode.penalties import adjust_logits
-from mtplx.errors import GenerationError
+from mtplx.errors import GenerationError, NoTokenLeftError
 from mtplx.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -31,7 +31,8 @@ def next_token(
     position; what `is_banned_V` marks can't be drawn, whatever its logit. Every `noisy_argmax` gives the same token.
 
     Raises:
-        GenerationError: a NaN or +inf among the logits, or no token left with a finite one.
+        GenerationError: a NaN or +inf among the logits.
+        NoTokenLeftError: what the params ask for left no token with a finite one.
     """
     if not is_sound(logits_V):
         raise GenerationError("the model returned logits without a finite largest value")
@@ -40,7 +41,7 @@ def next_token(
         adjust_logits(scores_V, params, history, is_banned_V)
         largest = float(scores_V.max())
         if not np.isfinite(largest):
-            raise GenerationError("penalties and bans left no token with a finite logit")
+            raise NoTokenLeftError(f"{' and '.join(_choosers(params))} left no token that could come next")
         if params.temperature == 0.0:
             return int(np.argmax(scores_V))
         scores_V -= largest
@@ -72,3 +73,15 @@ def greedy_tokens(logits_NV: Logits) -> tuple[npt.NDArray[np.int64], npt.NDArray
 def is_sound(logits: Logits) -> bool:
     """Whether there is no NaN or +inf among the logits of one row or of several, and each row has a finite one."""
     return bool(np.isfinite(logits.max(axis=-1)).all())  # a maximum passes NaN on
+
+
+def _choosers(params: SamplingParams) -> list[str]:
+    """The fields that say which tokens may come, as far as the request has them."""
+    fields = (
+        ("allowed_token_ids", params.allowed_token_ids is not None),
+        ("bad_words", bool(params.banned_runs)),
+        ("logit_bias", bool(params.logit_bias)),
+        ("min_tokens", params.min_tokens > 0),
+        ("penalties", uses_penalties(params)),
+    )
+    return [*([params.grammar.param] if params.grammar else []), *(name for name, is_set in fields if is_set)]

@@ -21,7 +21,7 @@ from mtplx.decode.matcher import Matcher
 from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, is_sound, next_token
 from mtplx.decode.noise import NoiseKey
 from mtplx.decode.noisy_argmax import NoisyArgmax, fastest_noisy_argmax
-from mtplx.errors import GenerationError, RequestError
+from mtplx.errors import GenerationError, NoTokenLeftError, RequestError
 from mtplx.sampling_params import SamplingParams
 from mtplx.text.grammar import CompiledGrammar
 
@@ -177,7 +177,8 @@ class Sampler:
             except GenerationError as error:
                 # Tokens before the failing position stand, as they would without drafts; the next step fails here.
                 if not token_ids:
-                    return SampledRow(RowOutcome(error=str(error)))
+                    is_clients_fault = isinstance(error, NoTokenLeftError)
+                    return SampledRow(RowOutcome(error=str(error), is_clients_fault=is_clients_fault))
                 break
             token_ids.append(token_id)
             if entry.params.logprobs is not None:

@@ -86,6 +86,7 @@ class SequenceOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None
+    is_clients_fault: bool = False  # the error
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_cached_tokens: int = 0
@@ -327,6 +328,7 @@ class EngineCore:
                 logprobs=result.logprobs[: len(event.token_ids)],
                 finish_reason=event.finish_reason,
                 error=event.error,
+                is_clients_fault=event.is_clients_fault,
                 num_draft_tokens=row.num_drafts,
                 num_accepted_tokens=num_accepted,
                 num_cached_tokens=event.num_cached,

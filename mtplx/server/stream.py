@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mtplx.batching.state import FinishReason
-from mtplx.errors import DeadlineError, EngineDeadError, GenerationError, ServerError
+from mtplx.errors import DeadlineError, EngineDeadError, GenerationError, NoTokenLeftError, ServerError
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.admission import Limits
 from mtplx.server.choice_text import ChoiceText, Delta
@@ -290,7 +290,8 @@ class Streams:
 def _error_of(output: SequenceOutput, progress: _Progress) -> ServerError | None:
     """What ends a request without an answer; a deadline does so only where no choice has a token."""
     if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-        return GenerationError(output.error or "the request was cancelled")
+        kind = NoTokenLeftError if output.is_clients_fault else GenerationError
+        return kind(output.error or "the request was cancelled")
     if output.finish_reason is FinishReason.TIMEOUT and not progress.has_tokens:
         return DeadlineError("the request's time was over before it had a token")
     return None

@@ -15,7 +15,7 @@ from jsonschema_rs import Draft202012Validator
 from mtplx.batching.state import StepPlan
 from tests.e2e.test_behaviours_drafts import OFTEN, RIGHT, WRONG, accepted, essence
 from tests.fakes import EOS, FakeDraftingRunner, FakeRunner
-from tests.live import DRAFTING_MODES, MODEL, LiveServer, live_server
+from tests.live import DRAFTING_MODES, MODEL, LiveServer, fake_for, live_server
 from tests.schemas import SCHEMAS, record
 
 ROOM: dict[str, Any] = {"num_blocks": 4096, "max_position": 2048}  # bytes for tokens make long answers
@@ -156,6 +156,30 @@ def test_what_a_grammar_forces_is_drafted(tmp_path: Path, mode: str) -> None:
     assert len(runner.plans) < sum(len(answer["choices"][0]["token_ids"]) for answer in answers) / 2
 
 
+@pytest.mark.parametrize("mode", ["ar_batch", "mtp_batch"])
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"guided_choice": ["red"], "bad_words": ["red"]}, "guided_choice and bad_words"),
+        ({"guided_choice": ["red"], "allowed_token_ids": [5, EOS]}, "guided_choice and allowed_token_ids"),
+        ({"bad_words": ["a"], "allowed_token_ids": [ord("a")]}, "allowed_token_ids and bad_words"),
+    ],
+)
+def test_bans_that_leave_no_token_are_the_request_s_own_doing(
+    tmp_path: Path, mode: str, fields: dict[str, Any], names: str
+) -> None:
+    body = {"model": MODEL, "prompt": "x", "ignore_eos": "guided_choice" not in fields, **fields}
+    with live_server(tmp_path, fake_for(mode), mode) as server:
+        whole = server.client.post("/v1/completions", json=body)
+        error = whole.json()["error"]
+        assert (whole.status_code, error["code"]) == (400, "no_token_left")
+        assert error["type"] == "invalid_request_error"
+        assert error["message"] == f"{names} left no token that could come next"
+        streamed = server.client.post("/v1/completions", json={**body, "stream": True})
+        assert json.loads(streamed.text.split("data: ")[-1])["error"] == error
+        assert server.status()["num_failed_steps"] == 0
+
+
 def test_a_grammar_that_fails_in_the_middle_takes_nobody_along(
     tmp_path: Path,
 ) -> None:
@@ -175,7 +199,7 @@ def test_a_grammar_that_fails_in_the_middle_takes_nobody_along(
         )
         others = pool.submit(complete, server, prompt="y", guided_regex="[a-z]{9}", seed=1)
         error = failing.result().json()["error"]
-        assert (failing.result().status_code, error["code"]) == (500, "generation_failed")
+        assert (failing.result().status_code, error["code"]) == (400, "no_token_left")
         assert re.fullmatch("[a-z]{9}", others.result()["choices"][0]["text"])
         assert server.status()["cache_blocks_used"] == 0
 
