@@ -18,7 +18,7 @@ from tests.schemas import SCHEMAS
 pytestmark = pytest.mark.real_model
 
 HEAD = Path(mtplx.__file__).parent / "model" / "heads" / "smollm2-135m-instruct-candidate.safetensors"
-NAMES = ["enum", "bounded integers", "pattern", "nested objects", "one of several"]
+NAMES = ["bounded integers", "pattern", "nested objects"]
 SMALL = {"kv_cache_tokens": 2048, "max_model_len": 1024}
 
 
