@@ -62,8 +62,9 @@ class Limits:
         num_more = num_prompts * n
         share = self.max_live if self.max_live_per_tenant is None else min(self.max_live, self.max_live_per_tenant)
         if num_more > share:
+            asked = f"n {n}" if num_prompts == 1 else f"{num_prompts} prompts with n {n} make {num_more} answers"
             raise RequestError(
-                f"{num_prompts} prompts and n {n} make {num_more} answers at once, over this server's limit of {share}",
+                f"{asked}: that is over this server's limit of {share} at once",
                 "n" if n > 1 else "prompt",
             )
         if self.max_live_per_tenant is not None and num_live_of_tenant + num_more > self.max_live_per_tenant:

@@ -18,7 +18,7 @@ from mtplx.server.answers.messages_shapes import MessageAnswer, MessageEvent
 from mtplx.server.answers.responses_shapes import ResponseEvent, ResponseObject
 from mtplx.server.answers.shapes import ChatCompletion, ChatCompletionChunk, Completion
 from mtplx.server.auth import ApiKeyCheck
-from mtplx.server.boundary import REQUEST_ID_HEADER, Boundary, record_of
+from mtplx.server.boundary import MESSAGES_ID_HEADER, REQUEST_ID_HEADER, Boundary, record_of
 from mtplx.server.context import ServerContext
 from mtplx.server.error_bodies import PLANNED_ERRORS, answer_of
 from mtplx.server.handlers.absent import ABSENT
@@ -80,7 +80,7 @@ def create_app(context: ServerContext) -> FastAPI:
             allow_origins=context.settings.cors_origin,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID_HEADER, "retry-after"),
+            expose_headers=(REQUEST_ID_HEADER, MESSAGES_ID_HEADER, "retry-after"),
         )
     return app
 
@@ -155,9 +155,12 @@ def _add_post(
 
 
 def _add_get(router: APIRouter | FastAPI, path: str, handler: Callable[..., Any], **described: Any) -> None:
-    """A GET, and the HEAD that goes with it, which the HTTP server sends without the body."""
+    """A GET, and the HEAD that goes with it, which the HTTP server sends without the body.
+
+    The first route answers both, and what else is tried is told of both; the second is there to be described.
+    """
+    router.add_api_route(path, handler, methods=["GET", "HEAD"], **{**described, "include_in_schema": False})
     router.add_api_route(path, handler, methods=["GET"], **described)
-    router.add_api_route(path, handler, methods=["HEAD"], **{**described, "include_in_schema": False})
 
 
 def _check_first(context: ServerContext) -> Callable[[Scope], None]:
@@ -176,8 +179,9 @@ def _check_first(context: ServerContext) -> Callable[[Scope], None]:
 def _answer_errors(app: FastAPI, observers: Iterable[Observer], check_first: Callable[[Scope], None]) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         found = answer_of(error)
-        record_of(request).fail(found.code)
-        return found.response(request.url.path)
+        record = record_of(request)
+        record.fail(found.code)
+        return found.response(request.url.path, record.request_id)
 
     for kind in PLANNED_ERRORS:
         app.add_exception_handler(kind, answer)

@@ -13,13 +13,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mtplx.errors import HeadTooLargeError
-from mtplx.server.error_bodies import answer_of, is_planned
+from mtplx.server.error_bodies import answer_of, is_of_messages, is_planned
 from mtplx.telemetry.logs import REQUEST_ID
 from mtplx.telemetry.record import CLIENT_LEFT, Observer, RequestRecord
 
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 32 * 2**10  # of the path and all headers
 REQUEST_ID_HEADER = "x-request-id"
+MESSAGES_ID_HEADER = "request-id"  # as Anthropic's clients look for it
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _USABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -63,7 +64,10 @@ class Boundary:
             is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 record.status = record.status or message["status"]  # a refused connection has told another already
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = record.request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = record.request_id
+                if is_of_messages(record.path):
+                    headers[MESSAGES_ID_HEADER] = record.request_id
             await send(message)
 
         try:
@@ -78,7 +82,7 @@ class Boundary:
                 log.exception("request %s failed", record.request_id)
             record.fail(answer_of(error).code)
             if record.status is None:
-                await answer_of(error).response(scope["path"])(scope, receive, send_with_id)
+                await answer_of(error).response(scope["path"], record.request_id)(scope, receive, send_with_id)
 
 
 def begin_record(scope: Scope) -> RequestRecord:

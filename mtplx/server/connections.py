@@ -150,7 +150,7 @@ class BoundedProtocol(H11Protocol):
         record.fail(found.code)
         if not self._is_asking:
             end_record(record, self._observers)  # else the app does so
-        response = found.response()
+        response = found.response(record.path, record.request_id)
         response.headers[REQUEST_ID_HEADER] = record.request_id
         headers = [*response.raw_headers, (b"connection", b"close")]
         body = bytes(response.body)

@@ -61,21 +61,26 @@ class ErrorAnswer:
         """The status as Anthropic's API has it: one of its own for a full queue, which its clients know by name."""
         return _OVERLOADED_MESSAGES if self.code == OverloadedError.code else self.status
 
-    @property
-    def messages_body(self) -> MessagesErrorBody:
+    def messages_body(self, request_id: str | None) -> MessagesErrorBody:
         """The body in the shape of Anthropic's API, with the field and the code beside what that has."""
         status, error = self.messages_status, self.body["error"]
         kind = _MESSAGES_KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
         return {
             "type": "error",
             "error": {"type": kind, "message": error["message"], "param": error["param"], "code": error["code"]},
+            "request_id": request_id,
         }
 
-    def response(self, path: str = "") -> JSONResponse:
-        """The answer to a request of that path; a request that hasn't come so far has none."""
-        if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
-            return JSONResponse(self.messages_body, self.messages_status, dict(self.headers))
+    def response(self, path: str, request_id: str) -> JSONResponse:
+        """The answer to a request of that path, in the shape of whoever asks there."""
+        if is_of_messages(path):
+            return JSONResponse(self.messages_body(request_id), self.messages_status, dict(self.headers))
         return JSONResponse(self.body, self.status, dict(self.headers))
+
+
+def is_of_messages(path: str) -> bool:
+    """Whether Anthropic's clients ask for it."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 
 def answer_of(error: Exception) -> ErrorAnswer:

@@ -50,7 +50,7 @@ def _normalize(message: Message, path: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise RequestError(f"{path}.role must be one of {', '.join(_ROLES)}", f"{path}.role")
-    plain = {key: value for key, value in message.items() if value is not None and value != []}
+    plain = {key: value for key, value in message.items() if value is not None and value not in ([], ())}
     content = message.get("content")
     if content is not None:
         plain["content"] = _text(content, f"{path}.content")

@@ -65,6 +65,7 @@ def test_health_is_503_while_a_step_is_overdue_and_ok_again_when_it_has_ended(tm
 def test_head_answers_where_get_does(server: FakeServer, path: str) -> None:
     got, headed = ask(server, "GET", path), ask(server, "HEAD", path)
     assert (headed.status_code, headed.headers["content-type"]) == (200, got.headers["content-type"])
+    assert set(ask(server, "POST", path).headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 def test_status_says_what_the_engine_did(tmp_path: Path) -> None:

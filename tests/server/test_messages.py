@@ -113,8 +113,9 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
     body = response.json()
-    assert sorted(body) == ["error", "type"]
+    assert sorted(body) == ["error", "request_id", "type"]
     assert body["type"] == "error"
+    assert response.headers["request-id"] == response.headers["x-request-id"] == body["request_id"]
     error: dict[str, Any] = body["error"]
     assert sorted(error) == ["code", "message", "param", "type"]
     return error
@@ -330,6 +331,7 @@ def test_every_field_of_the_official_client_is_known() -> None:
         ({"stop_sequences": "a"}, "stop_sequences", "invalid_value"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema", "missing_required_parameter"),
         ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "tools.0.type", "invalid_value"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type", "invalid_value"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "invalid_value"),
         ({"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice.name", "invalid_value"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.type", "invalid_value"),
@@ -384,6 +386,7 @@ def test_other_trouble_of_the_path_has_its_shape_too(tmp_path: Path) -> None:
         ),
     ):
         assert (response.status_code, error_of(response)["type"]) == (status, kind)
+    assert "request-id" not in ask(server, "GET", "/v1/messagesx").headers
     assert sorted(ask(server, "GET", "/v1/messagesx").json()["error"]) == ["code", "message", "param", "type"]
     assert list(ask(server, "GET", "/v1/messagesx").json()) == ["error"]
 
@@ -397,7 +400,8 @@ def test_a_limit_names_the_field_that_it_came_from(tmp_path: Path) -> None:
 def test_a_stream_that_fails_ends_with_an_error_event(tmp_path: Path) -> None:
     script: list[Item] = [Delta(0, "half", (1, 2), (), None), GenerationError("the model failed on this request")]
     server = fake_server(tmp_path, FakeStreams(script=lambda *_: list(script)))
-    *_, piece, last = events(post(server, stream=True))
+    response = post(server, stream=True)
+    *_, piece, last = events(response)
     assert piece["delta"]["text"] == "half"
     assert last == {
         "type": "error",
@@ -407,6 +411,7 @@ def test_a_stream_that_fails_ends_with_an_error_event(tmp_path: Path) -> None:
             "param": None,
             "code": "generation_failed",
         },
+        "request_id": response.headers["request-id"],
     }
     assert server.streams.streams[0].closed.is_set()
 

@@ -212,6 +212,9 @@ def test_wrong_values_are_named(server: FakeServer, path: str, fields: dict[str,
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages.0.content"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "text", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages.0.mood"),
@@ -340,6 +343,7 @@ def test_too_many_answers_name_the_field_that_asks_for_them(num_prompts: int, n:
     with pytest.raises(RequestError) as caught:
         limits(2).check_room(num_live=0, num_prompts=num_prompts, n=n)
     assert caught.value.param == param
+    assert "1 prompts" not in str(caught.value)
 
 
 def test_an_empty_prompt_is_not_too_long() -> None:

@@ -110,6 +110,10 @@ def test_endpoints_that_people_try_are_refused_with_the_reason(server: FakeServe
         assert path in error["message"]
 
 
+def test_an_address_that_a_client_made_up_is_echoed_briefly(server: FakeServer) -> None:
+    assert len(ask(server, "GET", "/v1/responses/" + "x" * 10_000).text) < 500
+
+
 def test_embeddings_are_refused_by_name(server: FakeServer) -> None:
     response = post(server, "/v1/embeddings", model=MODEL, input="x")
     error = error_of(response)

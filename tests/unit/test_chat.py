@@ -162,7 +162,7 @@ def test_a_template_that_fails_or_reaches_out_is_a_refusal_without_details(sourc
 
 def test_text_parts_are_joined_by_newlines_and_nulls_dropped() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    message = {"role": "user", "content": parts, "name": None, "annotations": []}
+    message = {"role": "user", "content": parts, "name": None, "annotations": [], "tool_calls": ()}
     assert normalize_messages([message]) == [{"role": "user", "content": "one\ntwo"}]
     assert message["content"] is parts, "the caller's message is left as it was"
 

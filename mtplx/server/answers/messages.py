@@ -14,6 +14,7 @@ from mtplx.server.answers.shapes import MessagesErrorBody, Usage
 from mtplx.server.choice_text import Delta
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.sse import EventStyle
+from mtplx.telemetry.logs import REQUEST_ID
 
 MESSAGES_EVENTS = EventStyle(is_named=True, keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n', done=b"")
 
@@ -61,7 +62,7 @@ class MessagesAnswer:
         return [*map(_event, self._reader.close()), end, {"type": "message_stop"}]
 
     def failure(self, error: Exception) -> list[MessagesErrorBody]:
-        return [answer_of(error).messages_body]
+        return [answer_of(error).messages_body(REQUEST_ID.get())]
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> MessageAnswer:
         (chat_choice,) = self._chat.whole(choices, usage)["choices"]

@@ -23,6 +23,7 @@ class MessagesErrorBody(TypedDict):
 
     type: Literal["error"]
     error: ErrorDetail
+    request_id: str | None
 
 
 class PromptTokensDetails(TypedDict):

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtplx.errors import RequestError
+from mtplx.server.error_bodies import MAX_ECHOED_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,9 @@ class Absent:
 
     async def refuse(self, request: Request) -> Response:
         """Raises RequestError that says why."""
-        raise RequestError(f"{request.url.path} is not served: {self.why}", code="unsupported_endpoint")
+        raise RequestError(
+            f"{request.url.path[:MAX_ECHOED_CHARACTERS]} is not served: {self.why}", code="unsupported_endpoint"
+        )
 
 
 ABSENT = (

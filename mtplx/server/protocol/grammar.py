@@ -46,14 +46,17 @@ class ResponseFormat(StrictModel):
 
     def grammar(self) -> Grammar | None:
         """Raises: RequestError."""
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise RequestError("json_schema goes with type json_schema, and only with it", "response_format")
+        path = "response_format.json_schema"
+        if self.type == "json_schema" and self.json_schema is None:
+            raise RequestError(f"{path} is required with the type json_schema", path, "missing_required_parameter")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise RequestError(f"{path} goes with the type json_schema, and with no other", path)
         if self.type == "text":
             return None
         schema = self.json_schema.schema_ if self.json_schema else None
         if schema is None:
             return Grammar("json_schema", ANY_OBJECT, "response_format")
-        return json_grammar(schema, "response_format.json_schema.schema")
+        return json_grammar(schema, f"{path}.schema")
 
 
 class StructuredOutputs(StrictModel):

@@ -103,12 +103,12 @@ InputMessages = TypeAliasType(
 class Tool(StrictModel):
     """A function that the caller runs."""
 
+    type: Annotated[Literal["custom"] | None, Worded(f'must be "custom": {NO_SERVER_TOOLS}')] = Field(
+        None, description="tools that a server would run are refused"
+    )  # the first, so that these are told so, and not that they have no schema
     name: str = Field(description="what the model calls it by")
     description: str | None = Field(None, description="for the model")
     input_schema: dict[str, Any] = Field(description="JSON schema of the arguments")
-    type: Annotated[Literal["custom"] | None, Worded(f'must be "custom": {NO_SERVER_TOOLS}')] = Field(
-        None, description="tools that a server would run are refused"
-    )
     strict: bool | None = Field(None, description="as in chat completions")
     cache_control: CacheControl = None
     eager_input_streaming: Annotated[bool | None, Accepted("arguments are streamed as they come")] = None
