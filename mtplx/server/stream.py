@@ -10,7 +10,9 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from mtplx.batching.state import FinishReason
@@ -24,6 +26,8 @@ from mtplx.text.bad_words import spellings
 from mtplx.text.grammar import CompiledGrammar
 from mtplx.text.reader import Reading
 from mtplx.text.tokenizer import Tokenizer
+
+_TOO_LATE = "the request's time was over before it had a token"
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +136,7 @@ class Streams:
         self._read_step_start = read_step_start
         self._clock = clock
         self._live: dict[int, _Live] = {}
+        self._reserved: Counter[bytes] = Counter()  # by tenant, choices that are being made ready
         self._seq_ids = itertools.count()
         self._closed_by: ServerError | None = None
 
@@ -163,8 +168,30 @@ class Streams:
             EngineDeadError: the engine has ended or is shutting down.
         """
         self._check_open()
-        of_tenant = sum(entry.tenant == tenant for entry in self._live.values())
-        self._limits.check_room(num_live=len(self._live), num_prompts=num_prompts, n=n, num_live_of_tenant=of_tenant)
+        of_tenant = sum(entry.tenant == tenant for entry in self._live.values()) + self._reserved[tenant]
+        num_live = len(self._live) + self._reserved.total()
+        self._limits.check_room(num_live=num_live, num_prompts=num_prompts, n=n, num_live_of_tenant=of_tenant)
+
+    @asynccontextmanager
+    async def reserve(self, num_prompts: int, n: int, terms: Terms) -> AsyncIterator[float]:
+        """Keeps room while a request is made ready, which counts as running and takes of its time.
+
+        Gives the engine's clock at the beginning. To open it right behind the block, with nothing awaited, is sure of
+        the room.
+
+        Raises:
+            DeadlineError: its time was over before it was ready; all else as `check_room`.
+        """
+        self.check_room(num_prompts, n, terms.tenant)
+        reserved = Counter({terms.tenant: num_prompts * n})
+        self._reserved += reserved
+        try:
+            async with asyncio.timeout(self._limits.time_of(terms.timeout_s)):
+                yield self._clock()
+        except TimeoutError:
+            raise DeadlineError(_TOO_LATE) from None
+        finally:
+            self._reserved -= reserved
 
     def open(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, *, continues: bool = False
@@ -186,12 +213,14 @@ class Streams:
         *,
         continues: bool = False,
         terms: Terms = PLAIN_TERMS,
+        since_s: float | None = None,
         reading: Reading | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> list[RequestStream]:
         """Admits several requests with one seed and one deadline, all or none; raises as `open` does.
 
-        `reading` tells calls and thoughts from what is said, `grammar` is that of the params.
+        Their time runs since `since_s` on the engine's clock, or from now on. `reading` tells calls and thoughts from
+        what is said, `grammar` is that of the params.
         """
         self._check_open()
         all_stops = [self._limits.stop_rules(len(prompt), params) for prompt in prompts]
@@ -201,7 +230,7 @@ class Streams:
             params = replace(params, banned_runs=runs)
         seed = secrets.randbelow(2**53) if params.seed is None else params.seed
         timeout_s = self._limits.time_of(terms.timeout_s)
-        deadline_s = None if timeout_s is None else self._clock() + timeout_s
+        deadline_s = None if timeout_s is None else timeout_s + (self._clock() if since_s is None else since_s)
         continues = continues or grammar is not None  # all of the text is the grammar's, a leading space too
         progress = _Progress()
         streams = []
@@ -293,5 +322,5 @@ def _error_of(output: SequenceOutput, progress: _Progress) -> ServerError | None
         kind = NoTokenLeftError if output.is_clients_fault else GenerationError
         return kind(output.error or "the request was cancelled")
     if output.finish_reason is FinishReason.TIMEOUT and not progress.has_tokens:
-        return DeadlineError("the request's time was over before it had a token")
+        return DeadlineError(_TOO_LATE)
     return None

@@ -50,6 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "mtplx.server.answers.responses_shapes",
         "mtplx.server.error_bodies",
         "mtplx.server.disconnect",
+        "mtplx.server.grammar_line",
         "mtplx.server.sse",
     ),
     ("mtplx.server.assemble",),

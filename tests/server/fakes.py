@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,11 @@ class FakeStreams:
         if isinstance(self.refusal, ServerError):
             raise self.refusal
 
+    @asynccontextmanager
+    async def reserve(self, num_prompts: int, n: int, terms: Terms) -> AsyncIterator[float]:
+        self.check_room(num_prompts, n, terms.tenant)
+        yield 0.0
+
     def open_many(
         self,
         prompts: Sequence[Sequence[int]],
@@ -139,6 +145,7 @@ class FakeStreams:
         *,
         continues: bool = False,
         terms: Terms = PLAIN_TERMS,
+        since_s: float | None = None,
         reading: Reading | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> list[FakeStream]:

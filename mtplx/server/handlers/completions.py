@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import anyio
-import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -24,6 +22,7 @@ from mtplx.server.context import ServerContext
 from mtplx.server.disconnect import until_disconnect
 from mtplx.server.error_bodies import answer_of
 from mtplx.server.generation import Generation
+from mtplx.server.grammar_line import GrammarLine
 from mtplx.server.handlers.checks import check_cohort, check_model_name
 from mtplx.server.handlers.conversation import AnswerHold, answer_hold, chat_wishes
 from mtplx.server.handlers.prompts import PromptMaker, TokenIds
@@ -35,8 +34,6 @@ from mtplx.server.stream import RequestStream, Terms
 from mtplx.telemetry.metrics import HttpMetrics
 from mtplx.text.grammar import CompiledGrammar
 from mtplx.text.reader import Reading
-
-MAX_COMPILES = 2  # at once, of grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +51,28 @@ CHAT = Endpoint("chat_completions", "chatcmpl-", "messages", make_answer=ChatAns
 COMPLETIONS = Endpoint("completions", "cmpl-", "prompt", make_answer=CompletionAnswer)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A request that has only to be opened. `continues` says that its answer goes on with the prompt's text."""
+
+    prompts: Sequence[TokenIds]
+    params: SamplingParams
+    grammar: CompiledGrammar | None  # that of the params
+    terms: Terms
+    since_s: float  # its time runs, on the engine's clock
+    continues: bool
+    echo: Echo | None = None
+    reading: Reading | None = None
+
+
 class CompletionHandlers:
-    """Stateless but for what the context holds and for how many grammars are being compiled."""
+    """Stateless but for what the context holds and for the grammars that are being compiled."""
 
     def __init__(self, context: ServerContext, metrics: HttpMetrics, prompts: PromptMaker) -> None:
         self._context = context
         self._metrics = metrics
         self._prompts = prompts
-        self._compiles = anyio.CapacityLimiter(MAX_COMPILES)
+        self._grammars = GrammarLine(context.grammars)
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answers a conversation."""
@@ -72,16 +83,23 @@ class CompletionHandlers:
         check_model_name(body.model, self._context)
         check_cohort(body.cohort, self._context)
         params = body.sampling_params(self._context.spec)
-        self._context.streams.check_room(1, body.num_choices, tenant_of(request))  # before any work
-        wishes = chat_wishes(body, self._context)
-        text = await self._prompts.render(request, body, wishes)
-        prompt = await self._prompts.encode_chat(request, body, text)
-        hold = answer_hold(body, wishes, text, params.grammar, self._context)
-        await self._check_schemas(request, hold)
-        params = replace(params, grammar=hold.grammar)
-        return await self._respond(
-            request, body, [prompt], params, endpoint, continues=body.continues_last, reading=hold.reading
+        terms = _terms(body, tenant_of(request))
+        async with self._context.streams.reserve(1, body.num_choices, terms) as since_s:  # before any work
+            wishes = chat_wishes(body, self._context)
+            text = await self._prompts.render(request, body, wishes)
+            prompt = await self._prompts.encode_chat(request, body, text)
+            hold = answer_hold(body, wishes, text, params.grammar, self._context)
+            grammar = await self._compile_hold(request, hold)
+        ready = Ready(
+            prompts=[prompt],
+            params=replace(params, grammar=hold.grammar),
+            grammar=grammar,
+            terms=terms,
+            since_s=since_s,
+            continues=body.continues_last,
+            reading=hold.reading,
         )
+        return await self._respond(request, body, ready, endpoint)
 
     async def create_completion(self, request: Request) -> Response:
         """Continues one or more prompts."""
@@ -90,44 +108,43 @@ class CompletionHandlers:
         check_cohort(body.cohort, self._context)
         params = body.sampling_params(self._context.spec)
         asked = body.prompts()
-        self._context.streams.check_room(len(asked), body.num_choices, tenant_of(request))  # before any work
-        encoded = await self._prompts.encode(
-            request, asked, adds_special_tokens=body.add_special_tokens is not False, param=COMPLETIONS.prompt_param
-        )
+        terms = _terms(body, tenant_of(request))
+        async with self._context.streams.reserve(len(asked), body.num_choices, terms) as since_s:  # before any work
+            encoded = await self._prompts.encode(
+                request, asked, adds_special_tokens=body.add_special_tokens is not False, param=COMPLETIONS.prompt_param
+            )
+            grammar = await self._compile(request, params.grammar)
         prompts = [body.truncated(token_ids) for token_ids in encoded]
         if params.max_tokens is None:
             params = replace(params, max_tokens=self._default_max_tokens(params, prompts))
-        echo = echo_of(body, prompts, self._context.tokenizer)
-        return await self._respond(request, body, prompts, params, COMPLETIONS, continues=True, echo=echo)
+        ready = Ready(
+            prompts=prompts,
+            params=params,
+            grammar=grammar,
+            terms=terms,
+            since_s=since_s,
+            continues=True,
+            echo=echo_of(body, prompts, self._context.tokenizer),
+        )
+        return await self._respond(request, body, ready, COMPLETIONS)
 
-    async def _respond(
-        self,
-        request: Request,
-        body: ExtendedRequest,
-        prompts: Sequence[TokenIds],
-        params: SamplingParams,
-        endpoint: Endpoint,
-        *,
-        continues: bool,
-        echo: Echo | None = None,
-        reading: Reading | None = None,
-    ) -> Response:
-        """The answer or its stream; `continues` says that it goes on with the prompt's text and isn't its own."""
-        watch = self._metrics.watch(endpoint.name, num_prompt_tokens=sum(map(len, prompts)))
+    async def _respond(self, request: Request, body: ExtendedRequest, ready: Ready, endpoint: Endpoint) -> Response:
+        """The answer or its stream. Awaits nothing before the request is opened: its place has just been given back."""
+        watch = self._metrics.watch(endpoint.name, num_prompt_tokens=sum(map(len, ready.prompts)))
         record = record_of(request)
-        record.watch, record.params = watch, params
-        grammar = await self._compile(request, params.grammar)
+        record.watch, record.params = watch, ready.params
         with _naming_prompts(endpoint):
             streams = self._context.streams.open_many(
-                prompts,
-                params,
+                ready.prompts,
+                ready.params,
                 body.num_choices,
-                continues=continues,
-                terms=_terms(body, tenant_of(request)),
-                grammar=grammar,
-                reading=reading,
+                continues=ready.continues,
+                terms=ready.terms,
+                since_s=ready.since_s,
+                grammar=ready.grammar,
+                reading=ready.reading,
             )
-        parts = self._parts(body, params, streams, endpoint, echo=echo, reading=reading)
+        parts = self._parts(body, ready, streams, endpoint)
         answer = endpoint.make_answer(parts)
         generation = Generation(streams, parts, answer, watch.on_delta)
         if body.stream:
@@ -144,36 +161,28 @@ class CompletionHandlers:
         finally:
             generation.close()
 
-    async def _check_schemas(self, request: Request, hold: AnswerHold) -> None:
-        """Compiles the grammar of calls that must be made; if that fails, says which function's schema is at fault."""
+    async def _compile_hold(self, request: Request, hold: AnswerHold) -> CompiledGrammar | None:
+        """What answers are held to; where that fails for calls, says which function's schema is at fault."""
         try:
-            await self._compile(request, hold.grammar)
+            return await self._compile(request, hold.grammar)
         except RequestError:
             for schema in hold.schemas:
                 await self._compile(request, schema)
             raise
 
     async def _compile(self, request: Request, grammar: Grammar | None) -> CompiledGrammar | None:
-        """The grammar over the model's tokens; a new one is compiled in a thread."""
+        """The grammar over the model's tokens; a new one stands in line with the other keys'."""
         if grammar is None:
             return None
-        compiler = self._context.grammars
-        kept = compiler.kept(grammar)
+        kept = self._context.grammars.kept(grammar)
         if kept is not None:
             return kept
-        compiling = anyio.to_thread.run_sync(compiler.compile, grammar, limiter=self._compiles)
-        return await until_disconnect(compiling, request.receive)
+        return await until_disconnect(self._grammars.compile(grammar, tenant_of(request)), request.receive)
 
     def _parts(
-        self,
-        body: ExtendedRequest,
-        params: SamplingParams,
-        streams: Sequence[RequestStream],
-        endpoint: Endpoint,
-        *,
-        echo: Echo | None,
-        reading: Reading | None,
+        self, body: ExtendedRequest, ready: Ready, streams: Sequence[RequestStream], endpoint: Endpoint
     ) -> AnswerParts:
+        params, reading = ready.params, ready.reading
         return AnswerParts(
             head=make_head(
                 endpoint.id_prefix,
@@ -190,7 +199,7 @@ class CompletionHandlers:
             has_running_usage=body.wants_running_usage,
             has_prompt_scores=params.prompt_logprobs is not None,
             has_prompt_logprobs=body.prompt_logprobs is not None,
-            echo=echo,
+            echo=ready.echo,
             skips_special_tokens=params.skip_special_tokens,
             has_thoughts=reading is not None and reading.has_thoughts,
             must_call=reading is not None and reading.is_forced,
