@@ -102,7 +102,7 @@ class Sequence:
         return self.num_pending == 1 and self.num_emitted > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # never changed; frozen it would take three times as long to make, and there is one a token
 class Row:
     """`token_ids` of sequence `seq_id` from absolute position `start`; the last `num_drafts` of them are guesses.
 
@@ -179,7 +179,7 @@ class DraftRequest:
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as `Row`
 class RowOutcome:
     """What the next-token function said for one row: the accepted drafts and one more token; empty inside a prompt.
 
@@ -194,7 +194,7 @@ class RowOutcome:
     is_clients_fault: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a token, as `Row`
 class SequenceEvent:
     """What one step did for one sequence: tokens that were really emitted, and how it ended if it did.
 

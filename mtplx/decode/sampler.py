@@ -26,7 +26,7 @@ from mtplx.sampling_params import SamplingParams
 from mtplx.text.grammar import CompiledGrammar
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a token, as `Row`
 class SampledRow:
     """One row's outcome; `logprobs` has one entry a token where the request wants them, else none.
 

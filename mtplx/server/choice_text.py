@@ -19,7 +19,7 @@ from mtplx.text.tokenizer import Tokenizer
 from mtplx.text.tools.parts import Part
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a token, as `Row`
 class Delta:
     """One piece of one choice: its text, and the tokens that this completes.
 
@@ -46,12 +46,12 @@ class Delta:
 class _Read:
     """What a step's tokens have been turned into so far."""
 
-    text: list[str] = field(default_factory=list)
+    text: str = ""
     parts: list[Part] = field(default_factory=list)
     num_reasoning_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a token, as `Row`
 class _Token:
     token_id: int
     logprobs: tuple[TokenLogprobs, ...]  # one, or none when none were asked for
@@ -136,11 +136,11 @@ class ChoiceText:
 
     def _match(self, text: str) -> StopResult:
         found = self._stops.push(text, active=self._num_tokens >= self._min_tokens)
-        return StopResult(found.text + found.stop, found.stop) if found.stop and self._keeps_stop else found
+        return StopResult(found.text + found.stop, found.stop) if self._keeps_stop and found.stop else found
 
     def _read(self, text: str, read: _Read, *, is_token: bool = True) -> bool:
         """Adds a token's text to what has been read; True when the answer has ended with it."""
-        read.text.append(text)
+        read.text += text
         reader = self._reader
         if reader is None:
             return False
@@ -159,13 +159,12 @@ class ChoiceText:
     ) -> Delta:
         if self._reader is not None and reason is not None:
             read.parts += self._reader.flush()
-        text = "".join(read.text)
-        tokens = self._held.take(len(text), is_last=reason is not None)
+        tokens = self._held.take(len(read.text), is_last=reason is not None)
         return Delta(
             index=self.index,
-            text=text,
-            token_ids=tuple(token.token_id for token in tokens),
-            logprobs=tuple(entry for token in tokens for entry in token.logprobs),
+            text=read.text,
+            token_ids=tuple([token.token_id for token in tokens]),
+            logprobs=tuple([entry for token in tokens for entry in token.logprobs]),
             finish_reason=reason,
             num_draft_tokens=output.num_draft_tokens,
             num_accepted_tokens=min(output.num_accepted_tokens, count),

@@ -71,7 +71,7 @@ class Cancel:
     reason: FinishReason = FinishReason.CANCELLED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a token, as `Row`
 class SequenceOutput:
     """What a step did for one sequence; `logprobs` is empty or has one entry a token.
 
