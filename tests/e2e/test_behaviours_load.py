@@ -66,7 +66,7 @@ def test_b41_ar_batch_alone_really_batches(tmp_path: Path) -> None:
     assert int(widths["4"]) >= 15
 
 
-@pytest.mark.parametrize("mode", ["cooperative", "ar_batch"])
+@pytest.mark.parametrize("mode", ["cooperative", "ar_batch", "mtp_batch", "mtp_cohort_experimental"])
 def test_b44_a_long_prompt_leaves_gaps_of_one_chunk(tmp_path: Path, mode: str) -> None:
     """Between two tokens of the running stream there is never more than one chunk of the other's prompt."""
     both_are_here = threading.Event()
@@ -75,7 +75,7 @@ def test_b44_a_long_prompt_leaves_gaps_of_one_chunk(tmp_path: Path, mode: str) -
         if len(runner.plans) == 6:
             assert both_are_here.wait(DEADLINE_S)
 
-    runner = FakeRunner(num_blocks=2048, max_position=6000, fault=fault)
+    runner = fake_for(mode, num_blocks=2048, max_position=6000, fault=fault)
     with live_server(tmp_path, runner, mode, prefill_chunk_tokens=64) as server, ThreadPoolExecutor(2) as pool:
         running = pool.submit(post, server, max_tokens=200, ignore_eos=True)
         assert eventually(lambda: len(runner.plans) == 6)
