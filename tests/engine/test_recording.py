@@ -30,7 +30,7 @@ def hyper_core(runner: FakeRunner, recorder: StageRecorder | None, *, depth: int
         prefill_chunk_tokens=8,
         speculator=make_speculator(depth, None, prefill_chunk_tokens=8),
     )
-    return EngineCore(runner, scheduler, recorder=recorder)
+    return EngineCore(runner, scheduler, clock=lambda: 0.0, recorder=recorder)
 
 
 def ticking_recorder() -> StepRecorder:
