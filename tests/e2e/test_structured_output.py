@@ -208,8 +208,8 @@ def test_a_grammar_that_fails_in_the_middle_takes_nobody_along(
     ("fields", "param"),
     [
         (in_format({"type": "?"}), "response_format.json_schema.schema"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "json_object", "json_schema": {"name": "x"}}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "x"}}}, "response_format.json_schema"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         (in_format({"not": {}}), "response_format.json_schema.schema"),
         ({"structured_outputs": {}}, "structured_outputs"),
