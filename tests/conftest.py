@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from mtplx.model.weights import resolve_model
 from tests.e2e.server import running_server
 
-# A shared machine may stall any single example, and the making of one.
-settings.register_profile("mtplx", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("mtplx", deadline=None)  # a shared machine may stall any single example
 settings.load_profile("mtplx")
 
 

@@ -67,9 +67,10 @@ def share_out_short_first(line: Iterable[Sequence], budget: int) -> list[Share]:
 
         pending 6000 first, then 90 and 20, budget 64:  32 of the first, 20 of the last, 12 of the other
     """
-    first, *others = tuple(line) or (None,)
-    if first is None:
+    line = list(line)
+    if not line:
         return []
+    first, *others = line
     shorter = [sequence for sequence in others if sequence.num_pending < first.num_pending]
     longer = [sequence for sequence in others if sequence.num_pending >= first.num_pending]
     kept = min(first.num_pending, (budget + 1) // 2)
