@@ -78,7 +78,7 @@ def measure(width: int, options: argparse.Namespace) -> Iterator[tuple[str, Samp
     """Every load in turn. Within one each way runs once a round, each round from another way on; the first is for all
     to learn what their drafts are worth, and isn't counted."""
     for load in options.loads:
-        assemblies = assemblies_of(width, options)
+        assemblies = assemblies_of(width, load, options)
         ways = [Way(name, assembly.core, count()) for name, assembly in assemblies.items()]
         samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
         for turn in range(-1, options.pairs):
@@ -93,8 +93,8 @@ def measure(width: int, options: argparse.Namespace) -> Iterator[tuple[str, Samp
         yield load, samples
 
 
-def assemblies_of(width: int, options: argparse.Namespace) -> dict[str, Assembly]:
-    """Both modes, each with depths of its own and at one fixed depth for all."""
+def assemblies_of(width: int, load: str, options: argparse.Namespace) -> dict[str, Assembly]:
+    """Both modes, each with depths of its own and, where tokens a row have a limit, at one fixed depth for all."""
     modes = {BASE: SchedulerMode.MTP_BATCH, COHORT: SchedulerMode.MTP_COHORT_EXPERIMENTAL}
     given = {
         "model": options.model,
@@ -110,7 +110,7 @@ def assemblies_of(width: int, options: argparse.Namespace) -> dict[str, Assembly
         name if depth == "auto" else f"{name} depth {depth}": assemble(
             load_settings(given | {"scheduler_mode": mode, "draft_depth": depth})
         )
-        for depth in ("auto", options.depth)
+        for depth in ("auto", *([options.depth] if load in LEAST_TOKENS else []))
         for name, mode in modes.items()
     }
 
@@ -149,7 +149,6 @@ def rows_of(width: int, load: str, samples: Samples) -> Iterator[Row]:
 def ratios(width: int, load: str, samples: Samples) -> Iterator[Row]:
     whole, whole_spread = median_and_spread(pairwise_ratios(samples, COHORT, BASE, _whole_rate))
     decode, decode_spread = median_and_spread(pairwise_ratios(samples, COHORT, BASE, _decode_rate))
-    one, other = fixed_ways(samples)
     yield {
         "width": width,
         "load": load,
@@ -157,7 +156,6 @@ def ratios(width: int, load: str, samples: Samples) -> Iterator[Row]:
         "spread": whole_spread,
         f"decode tokens/s, {COHORT} / {BASE}": decode,
         "decode spread": decode_spread,
-        "tokens a row at the fixed depth": statistics.median(pairwise_ratios(samples, one, other, _tokens_a_row)),
     }
 
 

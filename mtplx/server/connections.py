@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # asyncio does this only for a listener made with the protocol's number; an answer's end would wait for 40 ms
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(high=0)  # what the system doesn't take is waited for, and by the timer
         if len(self.connections) > 2 * self._limits.max_connections:
             transport.abort()  # those that linger are bounded too

@@ -69,6 +69,19 @@ class FakeTransport(asyncio.Transport):
         self.is_closed = self.has_eof = False
         self.num_unread = 0
         self.high_water = -1
+        self.options: list[tuple[int, int, int]] = []  # of its socket, which this is as well
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        assert name in ("socket", "peername", "sockname", "sslcontext")
+        return self if name == "socket" else default
+
+    def getpeername(self) -> tuple[str, int]:
+        return ("127.0.0.1", 1)
+
+    getsockname = getpeername
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        self.options.append((level, name, value))
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert high is not None
@@ -163,6 +176,11 @@ def test_a_request_that_does_not_come_whole_in_time_is_408(sent: bytes) -> None:
     assert timer.delay_s == LINGER_S
     timer.call()
     assert connection.transport.is_closed
+
+
+def test_each_piece_of_an_answer_leaves_at_once() -> None:
+    """Else the system holds a second small piece back until the client has acknowledged the first, 40 ms later."""
+    assert Connection().transport.options == [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
 
 
 def test_a_trickle_does_not_put_the_end_off() -> None:
