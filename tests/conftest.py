@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from mtplx.model.weights import resolve_model
 from tests.e2e.server import running_server
 
-settings.register_profile("mtplx", deadline=None)  # a shared machine may stall any single example
+# A shared machine may stall any single example, and the making of one.
+settings.register_profile("mtplx", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("mtplx")
 
 
