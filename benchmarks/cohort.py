@@ -2,8 +2,8 @@
 
 For each width so many clients keep sending the requests of one load; every way answers the same ones in each round, and
 each round has documents of its own. Ways are whole engines as a server starts them, one runner each, and live for all
-rounds of a load. `tokens/s` counts all steps while all clients are there, `decode tokens/s` only those that computed no
-prompt; a ratio is the median over rounds of two ways of one round.
+rounds of a load. `tokens/s` counts all steps while all clients are there; a ratio is the median over rounds of two ways
+of one round.
 
 Run: python -m benchmarks.cohort [--quick] [--draft-head FILE]
 """
@@ -39,6 +39,8 @@ LEAST_ELSEWHERE = 0.97
 LEAST_TOKENS = {"edits": 1.5, "samples": 1.15}  # tokens a row, cohort over mtp_batch at one fixed depth
 MOST_LOOKUP_US = 20.0
 
+Measured = dict[tuple[int, str], Samples]  # by width and load
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,14 +59,21 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.widths, options.pairs, options.new, options.requests = [1, 4], 1, 48, 4
-    measured = {(width, load): samples for width in options.widths for load, samples in measure(width, options)}
+    measured: Measured = {}
+    for width in options.widths:
+        for load, samples in measure(width, options):
+            measured[width, load] = samples
+        report(measured, options)  # of all widths so far: the whole takes half an hour
+
+
+def report(measured: Measured, options: argparse.Namespace) -> None:
     publish(
         "cohort",
         [row for (width, load), samples in measured.items() for row in rows_of(width, load, samples)],
         model=f"{options.model}, at most {options.new} tokens an answer, {options.threads or physical_cores()} threads",
         output=options.output,
         tables={
-            "ratios": [row for (width, load), samples in measured.items() for row in ratios(width, load, samples)],
+            "ratios": [ratios(width, load, samples) for (width, load), samples in measured.items()],
             "criteria": [
                 *(row for (width, load), samples in measured.items() for row in criteria(width, load, samples)),
                 criterion("one lookup in the index, microseconds", lookup_us(), most=MOST_LOOKUP_US),
@@ -134,29 +143,18 @@ def requests_of(assembly: Assembly, load: str, turn: int, width: int, options: a
 def rows_of(width: int, load: str, samples: Samples) -> Iterator[Row]:
     for name, of_way in samples.items():
         whole, whole_spread = median_and_spread([sample.tokens_per_s for sample in of_way])
-        decode, decode_spread = median_and_spread([sample.decode_tokens_per_s for sample in of_way])
         yield {
             "width": width,
             "load and way": f"{load}, {name}",
             "tokens/s": whole,
             "tokens/s spread": whole_spread,
-            "decode tokens/s": decode,
-            "decode tokens/s spread": decode_spread,
             "tokens a row": statistics.median(sample.tokens_a_row for sample in of_way),
         }
 
 
-def ratios(width: int, load: str, samples: Samples) -> Iterator[Row]:
-    whole, whole_spread = median_and_spread(pairwise_ratios(samples, COHORT, BASE, _whole_rate))
-    decode, decode_spread = median_and_spread(pairwise_ratios(samples, COHORT, BASE, _decode_rate))
-    yield {
-        "width": width,
-        "load": load,
-        f"tokens/s, {COHORT} / {BASE}": whole,
-        "spread": whole_spread,
-        f"decode tokens/s, {COHORT} / {BASE}": decode,
-        "decode spread": decode_spread,
-    }
+def ratios(width: int, load: str, samples: Samples) -> Row:
+    whole, spread = median_and_spread(pairwise_ratios(samples, COHORT, BASE, _whole_rate))
+    return {"width": width, "load": load, f"tokens/s, {COHORT} / {BASE}": whole, "spread": spread}
 
 
 def criteria(width: int, load: str, samples: Samples) -> Iterator[Row]:
@@ -201,10 +199,6 @@ def _mean_lookup_us(token_ids: Sequence[int]) -> float:
 
 def _whole_rate(sample: Sample) -> float:
     return sample.tokens_per_s
-
-
-def _decode_rate(sample: Sample) -> float:
-    return sample.decode_tokens_per_s
 
 
 def _tokens_a_row(sample: Sample) -> float:

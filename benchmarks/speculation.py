@@ -45,7 +45,10 @@ LEAST_OF_BEST, LEAST_WRONG, LEAST_HYPER, MOST_LEVEL_SHARE = 0.97, 0.95, 0.95, 0.
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One block of one way. `tokens_a_row` counts what a decode row emits, 1 without drafts."""
+    """One block of one way. `tokens_a_row` counts what a decode row emits, 1 without drafts.
+
+    It and `decode_tokens_per_s` are 0 where every step had some prompt to compute.
+    """
 
     tokens_per_s: float
     decode_tokens_per_s: float
@@ -173,6 +176,8 @@ def run_block(way: Way, submits: Sequence[Submit], width: int) -> Sample:
             num_rows += counters.num_decode_tokens - num_rows_before
     while core.has_work:
         core.step()
+    if num_rows == 0:
+        return Sample(num_tokens / total_s, 0.0, 0.0)
     return Sample(num_tokens / total_s, num_decoded / decode_s, num_decoded / num_rows)
 
 
