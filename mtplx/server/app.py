@@ -54,6 +54,7 @@ def create_app(context: ServerContext) -> FastAPI:
             TokenizeRequest,
             DetokenizeRequest,
         ),
+        answers=(ChatCompletion, Completion, MessageAnswer, ResponseObject),
         title="mtplx",
         version=context.version,
         description="The OpenAI API over one model. Fields that aren't supported are refused by name.",

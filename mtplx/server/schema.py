@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, TypeAdapter
 
 from mtplx.server.answers.shapes import ErrorBody, MessagesErrorBody
 
@@ -29,45 +28,53 @@ Responses = dict[int | str, dict[str, Any]]
 
 def errors(*statuses: int) -> Responses:
     """Documents these statuses with the error body."""
-    return {status: {"model": ErrorBody, "description": _ERRORS[status]} for status in statuses}
+    return _failures(ErrorBody, statuses)
 
 
 def messages_errors(*statuses: int) -> Responses:
     """The same with the error body of Anthropic's API."""
-    return {status: {"model": MessagesErrorBody, "description": _ERRORS[status]} for status in statuses}
+    return _failures(MessagesErrorBody, statuses)
+
+
+def _failures(body: Any, statuses: tuple[int, ...]) -> Responses:
+    return {status: {"description": _ERRORS[status], "content": _json(body)} for status in statuses}
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
     """For `openapi_extra`: the handler reads a `model` from the body."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": True, "content": _json(model)}}
 
 
-def json_or_events(model: Any, chunk: Any, end: str = ", then [DONE]") -> Responses:
+def json_or_events(answer: Any, chunk: Any, end: str = ", then [DONE]") -> Responses:
     """Documents a 200 that is either one body or a stream of chunks and its `end`."""
     events = f"events whose data is a {chunk.__name__}{end}; after an error an event with the error's body"
-    return {
-        200: {
-            "model": model,
-            "description": "the answer",
-            "content": {"text/event-stream": {"schema": {"type": "string", "description": events}}},
-        }
-    }
+    stream = {"text/event-stream": {"schema": {"type": "string", "description": events}}}
+    return {200: {"description": "the answer", "content": {**_json(answer), **stream}}}
+
+
+def _json(shape: Any) -> dict[str, Any]:
+    """Refers to a shape by name: FastAPI would make a validator of it for each route and status, which nothing uses."""
+    return {"application/json": {"schema": {"$ref": _REF.format(model=shape.__name__)}}}
 
 
 class DescribedApi(FastAPI):
-    """An app whose description includes `bodies`, which its handlers read themselves."""
+    """An app whose description includes what its handlers read and write themselves: `bodies`, `answers`, errors."""
 
-    def __init__(self, *, bodies: tuple[type[BaseModel], ...], **settings: Any) -> None:
+    def __init__(self, *, bodies: tuple[type[BaseModel], ...], answers: tuple[Any, ...], **settings: Any) -> None:
         super().__init__(**settings)
         self._bodies = bodies
+        self._answers = (*answers, ErrorBody, MessagesErrorBody)
 
     def openapi(self) -> dict[str, Any]:
         is_new = self.openapi_schema is None
         schema = super().openapi()
         if is_new:
-            _, described = models_json_schema(
-                [(model, "validation") for model in self._bodies], ref_template=_REF.format(model="{model}")
+            _, described = TypeAdapter.json_schemas(
+                [
+                    *((body.__name__, "validation", TypeAdapter(body)) for body in self._bodies),
+                    *((answer.__name__, "serialization", TypeAdapter(answer)) for answer in self._answers),
+                ],
+                ref_template=_REF.format(model="{model}"),
             )
             assert not described["$defs"].keys() & schema["components"]["schemas"].keys(), "a name means one thing"
             schema["components"]["schemas"].update(described["$defs"])
