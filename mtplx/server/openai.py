@@ -36,6 +36,7 @@ DEATH_GRACE_S = 3.0  # a dead engine answers 503 this long, so that whoever watc
 FAREWELL_S = 1.0  # for the last words to clients when a second SIGINT cuts everything short
 WORKER_JOIN_S = 10.0
 LISTEN_BACKLOG = 2048
+KEEP_ALIVE_S = 10  # longer than httpx, and so the official clients, keep a quiet connection: else both may act at once
 SPARE_CONNECTIONS = 512  # beyond those whose requests wait, where nothing else is asked for
 INTERRUPTED = 130
 
@@ -197,6 +198,7 @@ def _uvicorn_config(assembly: Assembly, streams: Streams, observers: tuple[Obser
         ws="none",
         lifespan="off",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
         log_config=None,
         access_log=False,  # the app's own knows more
