@@ -23,8 +23,11 @@ from mtplx.text.chat import ChatTemplate
 from mtplx.text.grammar import GrammarCompiler
 from mtplx.text.tokenizer import Tokenizer
 from tests.fakes import FakeDraftingRunner, FakeRunner, write_byte_tokenizer
+from tests.faults import PATIENCE_S
 
 MODEL = "fake-model"
+KEEP_ALIVE_S = 600.0  # neither side hangs up in a test: on a stalled machine the other may just have begun to send
+UVICORNS_SLEEP_S = 0.1
 COHORT = "mtp_cohort_experimental"
 MODES = ("serial", "cooperative", "ar_batch", COHORT)
 DRAFTING_MODES = ("serial", "cooperative", "mtp_batch", COHORT, "hyper")
@@ -76,17 +79,31 @@ def live_server(
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # accepted connections inherit it
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    thread = threading.Thread(target=lambda: asyncio.run(service.run(listener)))
+    service._server.config.timeout_keep_alive = KEEP_ALIVE_S
+    thread = threading.Thread(target=_serve, args=(service, listener))
     thread.start()
-    client = httpx.Client(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S)
+    client = httpx.Client(base_url=url, timeout=PATIENCE_S, limits=limits, verify=False)  # certificates take 20 ms
     try:
         yield LiveServer(url, runner, service, client)
     finally:
         client.close()
         service.stop()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         listener.close()
         assert not thread.is_alive(), "the server did not stop"
+
+
+def _serve(service: Service, listener: socket.socket) -> None:
+    with asyncio.Runner(loop_factory=_HastyLoop) as runner:
+        runner.run(service.run(listener))
+
+
+class _HastyLoop(asyncio.SelectorEventLoop):
+    """Shortens uvicorn's sleeps, before it sees that it is to stop and after: tests stop hundreds of servers."""
+
+    def call_later(self, delay: float, *args: Any, **context: Any) -> asyncio.TimerHandle:
+        return super().call_later(0.005 if delay == UVICORNS_SLEEP_S else delay, *args, **context)
 
 
 def fake_assembly(folder: Path, runner: FakeRunner, settings: Settings) -> Assembly:

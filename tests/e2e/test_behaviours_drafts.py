@@ -14,6 +14,7 @@ import pytest
 from mtplx.batching.state import StepPlan
 from tests.e2e.test_behaviours_load import Gate, eventually
 from tests.fakes import EOS, FakeDraftingRunner, FakeRunner, History
+from tests.faults import PATIENCE_S
 from tests.live import COHORT, DRAFTING_MODES, MODEL, LiveServer, live_server
 
 PROMPTS = ["a", "of three", "a prompt of some words", "x" * 37, "12345", "the quick brown fox", "y" * 64, "zz " * 30]
@@ -40,7 +41,7 @@ def ask_together(server: LiveServer, gate: Gate, bodies: Sequence[dict[str, Any]
     """Sends all of them; the first step has the first alone, and goes on when all are there."""
     with ThreadPoolExecutor(len(bodies)) as pool:
         asked = [pool.submit(ask, server, **bodies[0])]
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(PATIENCE_S)
         asked += [pool.submit(ask, server, **body) for body in bodies[1:]]
         assert eventually(lambda: server.service.streams.num_live == len(bodies))
         gate.open()
@@ -310,14 +311,14 @@ def test_b42_short_requests_join_a_long_answer_within_a_few_steps(tmp_path: Path
     runner = FakeDraftingRunner(OFTEN, num_blocks=2048, max_position=4000, fault=fault)
     with live_server(tmp_path, runner, "mtp_batch", draft_depth=4) as server, ThreadPoolExecutor(9) as pool:
         long = pool.submit(ask, server, "long", temperature=0, max_tokens=300, ignore_eos=True)
-        assert all_are_here.reached.wait(20)
+        assert all_are_here.reached.wait(PATIENCE_S)
         short = [pool.submit(ask, server, f"s{k}", temperature=0, max_tokens=4) for k in range(8)]
         assert eventually(lambda: server.service.streams.num_live == 9)
         all_are_here.open()
         answers = [future.result() for future in short]
-        assert not long.done()
         long.result()
     steps = [[row.seq_id for row in plan.rows if row.num_logits] for plan in runner.plans[20:]]
+    assert steps[-10:] == [[0]] * 10, "the short ones were gone long before the long one's end"
     waits = [next(step for step, ids in enumerate(steps, start=1) if seq_id in ids) for seq_id in range(1, 9)]
     assert max(waits) <= 5
     assert {answer["usage"]["completion_tokens"] for answer in answers} <= {1, 2, 3, 4}

@@ -16,9 +16,9 @@ import pytest
 
 from mtplx.batching.state import StepPlan
 from tests.fakes import FakeRunner, saying
+from tests.faults import PATIENCE_S
 from tests.live import ALL_MODES, MODEL, MODES, LiveServer, fake_for, live_server
 
-DEADLINE_S = 20.0
 WIDTH_2 = dict.fromkeys(ALL_MODES, 2) | {"serial": 1, "hyper": 1}
 
 
@@ -31,13 +31,13 @@ class Gate:
 
     def __call__(self, plan: StepPlan) -> None:
         self.reached.set()
-        assert self._open.wait(DEADLINE_S)
+        assert self._open.wait(PATIENCE_S)
 
     def open(self) -> None:
         self._open.set()
 
 
-def eventually(claim: Callable[[], bool], within_s: float = DEADLINE_S) -> bool:
+def eventually(claim: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
     end = time.monotonic() + within_s
     while not claim():
         if time.monotonic() > end:
@@ -73,7 +73,7 @@ def test_b44_a_long_prompt_leaves_gaps_of_one_chunk(tmp_path: Path, mode: str) -
 
     def fault(plan: StepPlan) -> None:
         if len(runner.plans) == 6:
-            assert both_are_here.wait(DEADLINE_S)
+            assert both_are_here.wait(PATIENCE_S)
 
     runner = fake_for(mode, num_blocks=2048, max_position=6000, fault=fault)
     with live_server(tmp_path, runner, mode, prefill_chunk_tokens=64) as server, ThreadPoolExecutor(2) as pool:
@@ -105,7 +105,7 @@ def test_b45_huge_and_small_requests_all_end_in_a_small_cache(tmp_path: Path, mo
         assert impossible.status_code == 400
         assert "cache" in impossible.json()["error"]["message"]
         for answer in (huge, *small):
-            assert answer.result(DEADLINE_S).status_code == 200
+            assert answer.result(PATIENCE_S).status_code == 200
         assert is_idle(server)
 
 
@@ -142,7 +142,7 @@ def test_b55_one_bad_request_fails_alone(tmp_path: Path, mode: str) -> None:
     with live_server(tmp_path, fake_for(mode, fault=fault), mode) as server, ThreadPoolExecutor(5) as pool:
         good = [pool.submit(post, server, prompt=f"good {k}", max_tokens=30, temperature=0) for k in range(4)]
         bad = post(server, prompt="bad!", max_tokens=30)
-        answers = [future.result(DEADLINE_S) for future in good]
+        answers = [future.result(PATIENCE_S) for future in good]
         after = post(server, prompt="good 0", max_tokens=30, temperature=0)
         assert is_idle(server)
         assert server.client.get("/health").status_code == 200
@@ -189,7 +189,7 @@ def test_b56_b57_a_full_queue_refuses_at_once_and_counts_choices(tmp_path: Path,
         assert {answer.status_code for answer in refused} == {503}
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
         gate.open()
-        codes = [answer.result(DEADLINE_S).status_code for answer in answers]
+        codes = [answer.result(PATIENCE_S).status_code for answer in answers]
         assert codes.count(200) == room
         assert is_idle(server)
 

@@ -13,6 +13,7 @@ import pytest
 from mtplx.batching.state import StepPlan
 from tests.e2e.test_behaviours_load import eventually
 from tests.fakes import FakeDraftingRunner
+from tests.faults import PATIENCE_S
 from tests.live import COHORT, DRAFTING_MODES, MODEL, MODES, LiveServer, live_server
 
 HI = [{"role": "user", "content": "hi"}]
@@ -77,7 +78,7 @@ def test_the_urgent_start_before_those_who_wait_already(tmp_path: Path, mode: st
     may_go.set()
 
     def hold(plan: StepPlan) -> None:
-        assert may_go.wait(30)
+        assert may_go.wait(PATIENCE_S)
 
     runner = FakeDraftingRunner(fault=hold)
     width = {} if mode in ("serial", "hyper") else {"decode_batch_max": 1}
@@ -91,9 +92,10 @@ def test_the_urgent_start_before_those_who_wait_already(tmp_path: Path, mode: st
         for num_waiting, (name, priority) in enumerate([("first", 0), ("patient", 0), ("urgent", 1)]):
             threads.append(threading.Thread(target=ask, args=(name, priority)))
             threads[-1].start()
-            # The order of arrival is what this is about.
+            # The order of arrival is what this is about; the first has its place once it is in a step.
             assert eventually(lambda: server.service.streams.num_live > num_waiting)  # noqa: B023
+            assert eventually(lambda: any(row.seq_id == 0 for plan in runner.plans for row in plan.rows))
         may_go.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
     assert list(dict.fromkeys(row.seq_id for plan in runner.plans for row in plan.rows if row.seq_id >= 0)) == [0, 2, 1]

@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.server import ServerProcess, running_server
 from tests.fakes import VOCAB_SIZE, write_byte_tokenizer
+from tests.faults import PATIENCE_S
 from tests.native_models import write_native_model
 
 FLAGS = ("--scheduler-mode", "ar_batch", "--kv-cache-tokens", "512", "--threads", "1")
@@ -36,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def answer(server: ServerProcess) -> Any:
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 16, "temperature": 1, "seed": 3, "return_token_ids": True}
-    response = httpx.post(f"{server.url}/v1/completions", json=body)
+    response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
     assert response.status_code == 200, response.text
     return response.json()["choices"], response.json()["system_fingerprint"]
 
@@ -47,12 +48,12 @@ def has_packed(server: ServerProcess) -> bool:
 
 def test_killed_and_started_again_on_its_port_and_its_cache(model: Path, cache: Path) -> None:
     """The connections of its clients are still there when it dies."""
-    with running_server("--model", str(model), *FLAGS) as server, httpx.Client() as client:
+    with running_server("--model", str(model), *FLAGS) as server, httpx.Client(timeout=PATIENCE_S) as client:
         assert has_packed(server)
         expected = answer(server)
         client.get(f"{server.url}/health")
         server.process.kill()
-        server.process.wait(20)
+        server.process.wait(PATIENCE_S)
     port = server.url.rpartition(":")[2]
     with running_server("--model", str(model), *FLAGS, "--port", port) as again:
         assert again.url == server.url

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.e2e.test_behaviours_load import Gate, eventually, post
 from tests.fakes import FakeRunner
+from tests.faults import PATIENCE_S
 from tests.live import live_server
 
 
@@ -22,9 +23,9 @@ def test_health_is_503_while_a_step_hangs_and_200_when_it_has_ended(tmp_path: Pa
 
         assert health() == 200
         answer = pool.submit(post, server, max_tokens=1)
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(PATIENCE_S)
         assert eventually(lambda: health() == 503)
         assert server.status()["alive"], "a step that hangs may still end"
         gate.open()
-        assert answer.result(20).status_code == 200
+        assert answer.result(PATIENCE_S).status_code == 200
         assert eventually(lambda: health() == 200)

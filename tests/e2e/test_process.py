@@ -18,6 +18,7 @@ from openai import AsyncOpenAI, NotFoundError, OpenAI
 
 from mtplx.model.native.library import load_library
 from tests.e2e.server import running_server
+from tests.faults import PATIENCE_S
 
 HELLO: list[Any] = [{"role": "user", "content": "Say hello."}]
 
@@ -56,7 +57,7 @@ def test_the_openai_client_gets_the_same_answer_streamed_and_not(client: OpenAI,
 
 @pytest.mark.real_model
 def test_the_default_is_the_native_runner_and_says_so(live_server_url: str) -> None:
-    status = httpx.get(f"{live_server_url}/v1/status").json()
+    status = httpx.get(f"{live_server_url}/v1/status", timeout=PATIENCE_S).json()
     assert (status["runner"], status["build"]) == ("native", load_library().build)
     assert (status["quantization"], status["kv_cache_dtype"], status["exact"]) == ("q4_1+q8_0", "float16", True)
     assert status["build"] in status["system_fingerprint"]
@@ -140,7 +141,7 @@ def test_sigterm_lets_a_running_stream_end() -> None:
     with running_server("--kv-cache-tokens", "1024", "--max-model-len", "1024") as server:
         body = {"model": _model(server.url), "prompt": "Count: 1, 2,", "max_tokens": 24, "stream": True}
         data: list[str] = []
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
             for line in response.iter_lines():
                 if line.startswith("data: "):
                     data.append(line)
@@ -148,7 +149,7 @@ def test_sigterm_lets_a_running_stream_end() -> None:
                     os.kill(server.process.pid, signal.SIGTERM)
         assert data[-1] == "data: [DONE]"
         assert json.loads(data[-2].removeprefix("data: "))["choices"][0]["finish_reason"] in ("length", "stop")
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.real_model
@@ -198,5 +199,5 @@ def _serve(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def _model(url: str) -> str:
-    name: str = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    name: str = httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"][0]["id"]
     return name

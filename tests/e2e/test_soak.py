@@ -11,6 +11,7 @@ import pytest
 from benchmarks.soak import GRAMMARS, Choice, Wish, ask, ask_all, ask_whole, differences, in_use, make_wishes
 from tests.e2e.test_behaviours_load import eventually
 from tests.fakes import FakeDraftingRunner, FakeRunner
+from tests.faults import PATIENCE_S
 from tests.live import COHORT, MODEL, live_server
 
 NUM_CLIENTS = 12
@@ -40,7 +41,7 @@ def test_soak_over_http(tmp_path: Path, mode: str, wishes: list[Wish], oracle: l
     runner = FakeDraftingRunner(0.6, num_blocks=190, max_position=1024)
     with (
         live_server(tmp_path, runner, mode, draft_depth=4, decode_batch_max=6) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client,
     ):
         for seed in (1, 2):
             found = ask_all(wishes, lambda wish: ask(client, MODEL, wish), num_clients=NUM_CLIENTS, seed=seed)

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from tests.faults import PATIENCE_S
 from tests.server.fakes import MODEL, FakeServer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 USER_SAYS_HI = [{"role": "user", "content": "hi"}]
-PATIENCE_S = 20.0  # only a broken test waits so long
 
 
 def ask(server: FakeServer, method: str, path: str, **request: Any) -> httpx.Response:

@@ -13,7 +13,8 @@ import pytest
 from mtplx.server.choice_text import Delta
 from mtplx.server.handlers.prompts import LONG_TEXT_CHARACTERS, MAX_LONG_ENCODES
 from mtplx.text.tokenizer import Tokenizer
-from tests.server.asgi import CHAT, COMPLETIONS, PATIENCE_S, USER_SAYS_HI, Exchange
+from tests.faults import PATIENCE_S
+from tests.server.asgi import CHAT, COMPLETIONS, USER_SAYS_HI, Exchange
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, Item, fake_server, say
 
 

@@ -18,9 +18,8 @@ from mtplx.server.grammar_line import GrammarLine
 from mtplx.text.grammar import CompiledGrammar, GrammarCompiler
 from tests.e2e.test_behaviours_load import eventually
 from tests.fakes import FakeRunner
+from tests.faults import PATIENCE_S
 from tests.live import MODEL, LiveServer, live_server
-
-PATIENCE_S = 20.0
 
 
 class HeldCompiler:

@@ -20,8 +20,8 @@ from mtplx.server.modes import make_scheduler
 from mtplx.server.stream import RequestStream, Streams
 from mtplx.server.worker import Stop, Worker
 from tests.fakes import EOS, FakeRunner, load_byte_tokenizer
+from tests.faults import PATIENCE_S
 
-PATIENCE_S = 20.0
 GOOD = Submit(1, (65, 66), SamplingParams(), seed=1, choice=0, stops=StopRules(3))
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from mtplx.server.choice_text import Delta
 from mtplx.server.sse import DONE, KEEP_ALIVE, EventWriter, event
-from tests.server.asgi import COMPLETIONS, PATIENCE_S, Exchange
+from tests.faults import PATIENCE_S
+from tests.server.asgi import COMPLETIONS, Exchange
 from tests.server.fakes import MODEL, FakeStreams, Item, fake_server, say
 
 BODY = {"model": MODEL, "prompt": "x", "stream": True}

@@ -13,6 +13,7 @@ from mtplx.config import Settings, read_api_keys
 from mtplx.errors import ConfigError
 from tests.e2e.test_behaviours_load import Gate, eventually
 from tests.fakes import FakeRunner
+from tests.faults import PATIENCE_S
 from tests.live import MODEL, LiveServer, live_server
 
 KEYS = (SecretStr("first"), SecretStr("second"))
@@ -29,7 +30,7 @@ def test_a_key_has_its_share_and_another_has_its_own(tmp_path: Path) -> None:
     limits = {"api_key": KEYS, "max_requests_per_key": 4, "decode_batch_max": 2, "max_queue": 100}
     with live_server(tmp_path, FakeRunner(fault=gate), **limits) as server, ThreadPoolExecutor(8) as pool:
         held = [pool.submit(post, server, "first", n=3), pool.submit(post, server, "first")]
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(PATIENCE_S)
         assert eventually(lambda: server.service.streams.num_live == 4)
         for fields in ({}, {"n": 2}, {"stream": True}):
             refused = post(server, "first", **fields)
@@ -44,7 +45,7 @@ def test_a_key_has_its_share_and_another_has_its_own(tmp_path: Path) -> None:
         assert eventually(lambda: server.service.streams.num_live == 8)
         assert post(server, "second").status_code == 429
         gate.open()
-        assert [answer.result(20).status_code for answer in (*held, *other)] == [200] * 4
+        assert [answer.result(PATIENCE_S).status_code for answer in (*held, *other)] == [200] * 4
         assert post(server, "first", n=4).status_code == 200, "what has ended counts no more"
         page = server.client.get("/metrics", headers={"authorization": "Bearer first"}).text
     assert 'mtplx_errors_total{code="too_many_requests"} 4.0' in page
@@ -68,7 +69,7 @@ def test_a_key_with_one_request_is_served_before_the_other_keys_many(tmp_path: P
         asked.append(pool.submit(post, server, "second", prompt="z is of the second"))
         assert eventually(lambda: server.service.streams.num_live == 13)
         gate.open()
-        assert [answer.result(20).status_code for answer in asked] == [200] * 13
+        assert [answer.result(PATIENCE_S).status_code for answer in asked] == [200] * 13
         order = "".join(chr(row.token_ids[0]) for plan in server.runner.plans for row in plan.rows if row.start == 0)
     assert sorted(order) == sorted("abcdefghijklz")
     assert order.index("z") <= 2

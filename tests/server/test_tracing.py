@@ -20,6 +20,7 @@ from mtplx.errors import GenerationError
 from mtplx.server.openai import serve
 from mtplx.telemetry.tracing import RequestTracer, otlp_processor
 from tests.fakes import FakeRunner
+from tests.faults import PATIENCE_S
 from tests.live import live_server
 from tests.server.asgi import CHAT, COMPLETIONS, ask
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, fake_server, say
@@ -148,7 +149,7 @@ def test_a_server_sends_its_traces_before_it_ends(tmp_path: Path) -> None:
         with live_server(tmp_path, FakeRunner(), otlp_endpoint=endpoint) as server:
             server.post("/v1/completions", prompt="hello", max_tokens=2)
         collector.shutdown()
-        serving.result(20)
+        serving.result(PATIENCE_S)
     assert Collector.paths == ["/v1/traces"]
 
 

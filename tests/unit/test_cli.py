@@ -257,7 +257,7 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         """What was shown up to and with `text`."""
-        assert self._shows(text, 30), f"waited for {text!r}, saw {self._seen!r}"
+        assert self._shows(text, 60), f"waited for {text!r}, saw {self._seen!r}"
         before, _, self._seen = self._seen.partition(text)
         return before + text
 
@@ -316,7 +316,7 @@ def test_terminal_chat_stops_an_answer_keeps_the_talk_and_leaves(api: FakeApi) -
         terminal.type("tell\n")
         terminal.wait_for("Once upon")
         terminal.interrupt_until("(stopped)")
-        assert api.client_left.wait(10), "the server went on with an answer that nobody reads"
+        assert api.client_left.wait(60), "the server went on with an answer that nobody reads"
         terminal.wait_for("> ")
         terminal.type("more\n")
         assert "\x1b" not in terminal.wait_for("[2J")
@@ -327,4 +327,4 @@ def test_terminal_chat_stops_an_answer_keeps_the_talk_and_leaves(api: FakeApi) -
         terminal.wait_for("> ")
         terminal.interrupt_until("> ")
         terminal.type("\x04")
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
