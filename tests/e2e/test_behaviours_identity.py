@@ -14,6 +14,7 @@ from tests.fakes import FakeRunner
 from tests.live import ALL_MODES, MODES, LiveServer, fake_for, live_server
 
 PROMPTS = ["a", "of three", "a prompt of some words", "x" * 37, "12345", "the quick brown fox", "y" * 64, "zz " * 30]
+CHUNKS, CONCURRENCIES = (3, 16, 512), (1, 4, 8)
 SEEDED = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 12, "return_token_ids": True}
 Answer = dict[str, Any]
 
@@ -53,9 +54,11 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Answer, 
         }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("chunk", [3, 16, 512])
-@pytest.mark.parametrize("concurrency", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("mode", "chunk", "concurrency"),
+    # Of mode, chunk and concurrency each pair of values meets.
+    [(mode, CHUNKS[j], CONCURRENCIES[(i + j) % 3]) for i, mode in enumerate(MODES) for j in range(3)],
+)
 def test_b16_same_ids_at_every_mode_chunk_and_concurrency(
     tmp_path: Path, mode: str, chunk: int, concurrency: int, oracle: dict[str, tuple[Answer, Answer]]
 ) -> None:

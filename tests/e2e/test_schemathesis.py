@@ -28,7 +28,7 @@ def test_schemathesis_finds_no_server_error_and_no_hang(tmp_path: Path, phases: 
     with live_server(tmp_path / "model", FakeRunner(num_blocks=2048), max_queue=1000) as server:
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
-            *("--max-examples", "25", "--seed", "1", "--request-timeout", "20", "--exclude-checks", EXCLUDED),
+            *("--max-examples", "15", "--seed", "1", "--request-timeout", "20", "--exclude-checks", EXCLUDED),
             *("--generation-database", "none", "--no-color", "--suppress-health-check", "all", "--warnings", "off"),
             *phases,
         ]
