@@ -176,5 +176,6 @@ def test_a_covering_subset_on_the_real_model(tmp_path: Path) -> None:
     for cell in (Cell(SERIAL, 0, 1, 512), *REAL_CELLS):
         found = run_cell(runner, some, report, cell, flat_costs() if cell.depth is AUTO else None)
         assert found["identical"], (str(cell), found)
-        assert (found["refused_drafts"] > 0) == (cell.depth != 0), str(cell)  # type: ignore[operator]
+        if cell.depth is not AUTO:  # there the clock decides
+            assert (found["refused_drafts"] > 0) == (cell.depth != 0), str(cell)  # type: ignore[operator]
     runner.close()

@@ -103,7 +103,7 @@ def test_who_waits_for_a_grammar_counts_and_spends_its_time(tmp_path: Path, monk
         ThreadPoolExecutor(8) as pool,
     ):
         waiting = [pool.submit(post, server, "one", f"a{number}") for number in range(3)]
-        waiting.append(pool.submit(post, server, "two", "b", timeout=60))
+        waiting.append(pool.submit(post, server, "two", "b", timeout=600))
         assert eventually(lambda: server.service.streams._reserved.total() == 4)
         share = post(server, "one", "c")
         assert (share.status_code, share.json()["error"]["code"]) == (429, "too_many_requests")
