@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mtplx.batching.acceptance import AcceptanceBook
-from mtplx.batching.speculation import MAX_DEPTH, Costs, choose_depths, rate_of
+from mtplx.batching.speculation import MAX_DEPTH, Costs, DraftCost, choose_depths, rate_of
 
 PROBE_SHARE = 0.01
 """The most of the time that may go into drafts which the costs speak against, made to see whether they still do."""
@@ -15,7 +15,11 @@ PROBE_SHARE = 0.01
 PROBE_SHARE_OF_NONE = 0.005
 """The same for steps without drafts where the costs speak for some."""
 
-_LEAST_GAIN = 0.1  # of a step: what drafts are taken to gain at least, so that steps without them stay rare
+_LEAST_COST = 0.05  # of a step, that a probe is taken to cost: so probes stay rare where the costs are wrong,
+_LEAST_GAIN = 0.2  # and that drafts are taken to gain where steps go without: so these stay rare where it is little
+_TRUST_IN_PROBES = 4.0  # beside a step of the kind that is chosen: they are rare,
+_TRUST_IN_CHANGES = 0.2  # and in the first step after one of the other kind
+_RUN = 2  # steps of a probe that changes to drafts or from them: the first finds the caches as the others left them
 
 _NO_ROOM = "no request had room or leave for a draft"
 
@@ -117,20 +121,43 @@ class FixedDepth:
         self._book.forget(seq_id)
 
 
+@dataclass(slots=True)
+class _Probe:
+    """Saves up a share of the time for runs of steps that the costs speak against."""
+
+    share: float
+    saved_s: float = 0.0
+    num_left: int = 0  # steps of the run in progress
+
+    def save(self, seconds: float) -> None:
+        self.saved_s += self.share * seconds
+
+    def is_due(self, cost_s: float, num_steps: int) -> bool:
+        """Whether a step is made for its sake: one of a run in progress, or the first of one that can be paid for."""
+        if self.num_left == 0:
+            if self.saved_s < num_steps * cost_s:
+                return False
+            self.saved_s, self.num_left = 0.0, num_steps  # all of it, so there are no bursts
+        self.num_left -= 1
+        return True
+
+
 class AdaptiveDepth:
     """The depths that promise the most tokens a second, from running acceptance and measured costs.
 
     It never decides for good: from `PROBE_SHARE` of the time it saves up for a probe, which is one draft more than
-    chosen in the row that was probed longest ago; and from `PROBE_SHARE_OF_NONE` for a step without drafts where some
-    were chosen, since nothing else says what that costs. A probe spends all that was saved, so there are no bursts.
+    chosen in the row that was probed longest ago; and from `PROBE_SHARE_OF_NONE` for steps without drafts where some
+    were chosen, since nothing else says what these cost. A step corrects the costs above all if the one before was of
+    its kind: what a change from drafts or to them costs once isn't what either costs in the long run.
     """
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._book: AcceptanceBook[int] = AcceptanceBook()
+        self._more, self._none = _Probe(PROBE_SHARE), _Probe(PROBE_SHARE_OF_NONE)
         self._probed_at: dict[int, int] = {}  # by seq_id, in probes
         self._num_probes = 0
-        self._saved_s = self._saved_for_none_s = 0.0
+        self._is_asked = self._was_asked = False  # the head, for this step and the one before
         self._chose_drafts = True
         self._had_room = True
 
@@ -154,6 +181,7 @@ class AdaptiveDepth:
         return self._book.survivals(seq_id, limit)
 
     def choose(self, rows: Seq[DraftRow], num_other_tokens: int) -> list[int]:
+        self._was_asked, self._is_asked = self._is_asked, False
         if not rows:
             return []
         self._had_room = any(row.limit for row in rows)
@@ -162,17 +190,18 @@ class AdaptiveDepth:
         asked = [depth for row, depth in zip(rows, depths, strict=True) if not row.made]
         self._chose_drafts = any(asked) if asked else self._chose_drafts
         self._fade(rows, depths)
-        num_tokens = len(rows) + num_other_tokens + sum(depths)
-        self._saved_s += PROBE_SHARE * self._costs.step.of(num_tokens)
-        self._saved_for_none_s += PROBE_SHARE_OF_NONE * self._costs.step.of(num_tokens)
-        if any(depths) and self._affords_none(rows, row_survivals, depths, num_other_tokens):
-            self._saved_for_none_s = 0.0
+        base = len(rows) + num_other_tokens
+        step_s = self._costs.step_s(base, sum(depths), is_after_draft=any(asked))
+        self._more.save(step_s)
+        self._none.save(step_s)
+        if any(depths) and self._tries_none(rows, row_survivals, depths, num_other_tokens):
             return [0] * len(rows)
-        self._probe(rows, depths, num_tokens)
+        self._probe(rows, depths, base)
         return depths
 
     def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int) -> list[int]:
-        best = choose_depths(rows, self._costs, num_other_tokens, [True] * len(rows))
+        made = Costs(self._costs.after_draft or self._costs.step, DraftCost())
+        best = choose_depths(rows, made, num_other_tokens, [True] * len(rows))
         return [max(pair) for pair in zip(depths, best, strict=True)]
 
     def why_none(self) -> str:
@@ -184,10 +213,16 @@ class AdaptiveDepth:
         self._book.verified(seq_id, num_drafts, num_accepted)
 
     def stepped(self, num_tokens: int, seconds: float) -> None:
-        self._costs = replace(self._costs, step=self._costs.step.corrected(num_tokens, seconds))
+        if self._is_asked != self._was_asked:
+            trust = _TRUST_IN_CHANGES
+        else:
+            trust = 1.0 if self._is_asked == self._chose_drafts else _TRUST_IN_PROBES
+        self._costs = self._costs.corrected(num_tokens, seconds, is_after_draft=self._is_asked, trust=trust)
 
     def drafted(self, num_levels: int, num_tokens: int, seconds: float) -> None:
-        self._costs = replace(self._costs, draft=self._costs.draft.corrected(num_levels, num_tokens, seconds))
+        self._is_asked = True
+        trust = 1.0 if self._was_asked else _TRUST_IN_CHANGES
+        self._costs = replace(self._costs, draft=self._costs.draft.corrected(num_levels, num_tokens, seconds, trust))
 
     def forget(self, seq_id: int) -> None:
         self._book.forget(seq_id)
@@ -200,30 +235,37 @@ class AdaptiveDepth:
             if num_asked < row.limit:
                 self._book.fade(row.seq_id, num_asked)
 
-    def _affords_none(
+    def _tries_none(
         self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int
     ) -> bool:
-        """Whether what is saved pays for what this step's drafts gain; drafts that are made are never thrown away."""
+        """Whether this step goes without drafts that are chosen; drafts that are made are never thrown away."""
         if any(row.made for row in rows):
             return False
         step_s = self._costs.step.of(len(rows) + num_other_tokens)
         gain_s = step_s - len(rows) / rate_of(depths, row_survivals, self._costs, num_other_tokens)
-        return self._saved_for_none_s >= max(gain_s, _LEAST_GAIN * step_s)
+        return self._none.is_due(max(gain_s, _LEAST_GAIN * step_s), _RUN)
 
-    def _probe(self, rows: Seq[DraftRow], depths: list[int], num_tokens: int) -> None:
-        """Deepens one row by one draft if what is saved pays for it; changes `depths`."""
+    def _probe(self, rows: Seq[DraftRow], depths: list[int], base: int) -> None:
+        """Deepens one row by one draft if that is due; changes `depths`."""
         open_rows = [index for index, row in enumerate(rows) if not row.made and depths[index] < row.limit]
         if not open_rows:
             return
-        index = min(open_rows, key=lambda index: (self._probed_at.get(rows[index].seq_id, 0), rows[index].seq_id))
+        is_in_run = self._more.num_left > 0
+        index = min(open_rows, key=lambda index: (self._turn(rows[index].seq_id, is_in_run), rows[index].seq_id))
         row, costs = rows[index], self._costs
+        is_drafting = any(depth for row, depth in zip(rows, depths, strict=True) if not row.made)
         is_deepest = depths[index] == max(depths)
         num_head_tokens = 1 + (row.num_unprimed if depths[index] == 0 else 0)
-        cost_s = costs.step.of(num_tokens + 1) - costs.step.of(num_tokens)
+        step_s = costs.step_s(base, sum(depths), is_after_draft=is_drafting)
+        cost_s = costs.step_s(base, sum(depths) + 1, is_after_draft=True) - step_s
         cost_s += costs.draft.of(int(is_deepest), num_head_tokens)
-        if self._saved_s < cost_s:
+        if not self._more.is_due(max(cost_s, _LEAST_COST * step_s), 1 if is_drafting else _RUN):
             return
         depths[index] += 1
-        self._num_probes += 1
+        self._num_probes += not is_in_run
         self._probed_at[row.seq_id] = self._num_probes
-        self._saved_s = 0.0
+
+    def _turn(self, seq_id: int, is_in_run: bool) -> int:
+        """The row that was probed longest ago is next; a run goes on with the row that it began with."""
+        probed_at = self._probed_at.get(seq_id, 0)
+        return -probed_at if is_in_run else probed_at

@@ -130,7 +130,7 @@ class Speculator:
     def _find_forced(self, decoding: Seq[Sequence], *, has_head: bool) -> None:
         """Whose forced tokens are this step's drafts: those with more to be expected than of the head's guesses."""
         self._forced = {}
-        for sequence in decoding:
+        for sequence in (sequence for sequence in decoding if sequence.forced_ids):
             limit = min(most_useful(sequence), self.policy.max_depth, len(sequence.forced_ids))
             believed = self._forced_book.survivals(None, limit)
             if believed and sum(believed) >= self._head_believed(sequence, has_head=has_head):

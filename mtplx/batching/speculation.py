@@ -96,14 +96,15 @@ class CostTable:
         slope = (self.seconds[-1] - self.seconds[0]) / (last - 1) if last > 1 else self.seconds[0]
         return self.scale * (self.seconds[-1] + slope * (num_tokens - last))
 
-    def corrected(self, num_tokens: int, seconds: float) -> CostTable:
+    def corrected(self, num_tokens: int, seconds: float, trust: float = 1.0) -> CostTable:
         """Moved a little towards one observed step: half of it as a whole, half at this number of tokens alone.
 
         A whole, since a machine that got busy is slower at every size; a single size, since the table may be wrong
-        there. The move's size is bounded, so it settles near the median of what is observed. More tokens never cost
-        less: the sizes on either side follow where they would say so.
+        there. The move's size is bounded, so it settles near the median of what is observed; `trust` is the weight of
+        this observation beside a usual one. More tokens never cost less: the sizes on either side follow where they
+        would say so.
         """
-        half = math.exp(_correction(seconds, self.of(num_tokens)) / 2)
+        half = math.exp(_correction(seconds, self.of(num_tokens), trust) / 2)
         index = num_tokens - 1
         if index >= len(self.seconds):
             return replace(self, scale=self.scale * half)
@@ -124,19 +125,40 @@ class DraftCost:
     def of(self, num_levels: int, num_tokens: int) -> float:
         return self.per_level_s * num_levels + self.per_token_s * num_tokens
 
-    def corrected(self, num_levels: int, num_tokens: int, seconds: float) -> DraftCost:
-        """Scaled a little towards one observed time."""
-        factor = math.exp(_correction(seconds, self.of(num_levels, num_tokens)))
+    def corrected(self, num_levels: int, num_tokens: int, seconds: float, trust: float = 1.0) -> DraftCost:
+        """Scaled a little towards one observed time; `trust` as in `CostTable.corrected`."""
+        factor = math.exp(_correction(seconds, self.of(num_levels, num_tokens), trust))
         return DraftCost(self.per_level_s * factor, self.per_token_s * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a machine needs for a step with drafts."""
+    """What a machine needs for a step with drafts.
+
+    A step that a draft came before takes longer than one after another step, since the head's weights have pushed some
+    of the model's out of the caches. `after_draft` is of those; None where no difference is known.
+    """
 
     step: CostTable
     draft: DraftCost
+    after_draft: CostTable | None = None
     is_cached: bool = False  # begun from what an earlier start measured
+
+    def step_s(self, num_tokens: int, num_drafts: int, *, is_after_draft: bool) -> float:
+        """Seconds of a step of `num_tokens` and so many drafts more.
+
+        With drafts of the head it is never quicker than without: the tables are corrected at different times.
+        """
+        if not is_after_draft:
+            return self.step.of(num_tokens + num_drafts)
+        return max(self.step.of(num_tokens), (self.after_draft or self.step).of(num_tokens + num_drafts))
+
+    def corrected(self, num_tokens: int, seconds: float, *, is_after_draft: bool, trust: float = 1.0) -> Costs:
+        """With one observed step; `trust` as in `CostTable.corrected`."""
+        after_draft = self.after_draft or self.step
+        if is_after_draft:
+            return replace(self, after_draft=after_draft.corrected(num_tokens, seconds, trust))
+        return replace(self, step=self.step.corrected(num_tokens, seconds, trust), after_draft=after_draft)
 
 
 def choose_depths(
@@ -158,10 +180,9 @@ def choose_depths(
     deepest = max((len(survival) for row, survival in enumerate(row_survivals) if row not in made), default=0)
     base = num_rows + num_other_tokens
     ranked = _ranked(row_survivals)
-    if not ranked:
+    best_rate, best = num_rows / costs.step.of(base), (0, 0)
+    if not ranked or not (made or _can_pay(ranked, num_rows, base, costs, best_rate)):
         return [0] * num_rows
-    step_s = [costs.step.of(base + n) for n in range(len(ranked) + 1)]
-    best_rate, best = num_rows / step_s[0], (0, 0)
     for max_depth in range(0 if made else 1, deepest + 1):
         emitted, count, drafting_s = float(num_rows), 0, costs.draft.per_level_s * max_depth
         for candidate in ranked:
@@ -171,7 +192,7 @@ def choose_depths(
                 drafting_s += costs.draft.per_token_s
             count += 1
             emitted += candidate.survival
-            rate = emitted / (step_s[count] + drafting_s)
+            rate = emitted / (costs.step_s(base, count, is_after_draft=max_depth > 0) + drafting_s)
             if rate > best_rate:
                 best_rate, best = rate, (max_depth, count)
     max_depth, count = best
@@ -182,10 +203,10 @@ def choose_depths(
 
 
 def rate_of(depths: Seq[int], row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0) -> float:
-    """Emitted tokens a second that these depths promise."""
+    """Emitted tokens a second that these depths promise, if the head makes the drafts."""
     pairs = zip(depths, row_survivals, strict=True)
     emitted = len(depths) + sum(sum(survival[:depth]) for depth, survival in pairs)
-    seconds = costs.step.of(len(depths) + num_other_tokens + sum(depths))
+    seconds = costs.step_s(len(depths) + num_other_tokens, sum(depths), is_after_draft=any(depths))
     return emitted / (seconds + costs.draft.of(max(depths, default=0), sum(depths)))
 
 
@@ -206,11 +227,23 @@ def _ranked(row_survivals: Seq[Seq[float]]) -> list[_Candidate]:
     return sorted(candidates, key=lambda candidate: (-candidate.survival, candidate.depth))
 
 
+def _can_pay(ranked: Seq[_Candidate], num_rows: int, base: int, costs: Costs, plain_rate: float) -> bool:
+    """Whether drafts would pay if all their levels cost as much as one: where even so they don't, no more is tried."""
+    emitted = float(num_rows)
+    for count, candidate in enumerate(ranked, start=1):
+        emitted += candidate.survival
+        seconds = costs.step_s(base, count, is_after_draft=True) + costs.draft.of(1, count)
+        if emitted > plain_rate * seconds:
+            return True
+    return False
+
+
 def _blend(accepted: float, tried: float, prior: float, weight: float) -> float:
     return (accepted + weight * prior) / (tried + weight)
 
 
-def _correction(observed_s: float, expected_s: float) -> float:
+def _correction(observed_s: float, expected_s: float, trust: float = 1.0) -> float:
     if observed_s <= 0.0 or expected_s <= 0.0:
         return 0.0
-    return max(-_MAX_CORRECTION, min(_MAX_CORRECTION, math.log(observed_s / expected_s)))
+    most = trust * _MAX_CORRECTION
+    return max(-most, min(most, math.log(observed_s / expected_s)))

@@ -33,13 +33,14 @@ DraftSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class CostFile(BaseModel):
-    """What a file of the cache holds; `step_s[n - 1]` is for a step of n tokens."""
+    """What a file of the cache holds; `step_s[n - 1]` is for a step of n tokens, and so is `step_after_draft_s`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     setup: Setup
     step_s: Annotated[list[StepSeconds], Field(min_length=1)]
+    step_after_draft_s: Annotated[list[StepSeconds], Field(min_length=1)]
     draft_level_s: DraftSeconds
     draft_token_s: DraftSeconds
 
@@ -99,10 +100,15 @@ def _read(path: Path, setup: Setup) -> Costs | None:
     except (OSError, ValidationError) as error:
         log.warning("%s is no table of costs, measuring again: %s", path, str(error).partition("\n")[0])
         return None
-    if file.setup != setup or file.step_s != sorted(file.step_s):
+    if file.setup != setup or any(seconds != sorted(seconds) for seconds in (file.step_s, file.step_after_draft_s)):
         log.warning("%s isn't of this setup, measuring again", path)
         return None
-    return Costs(CostTable(tuple(file.step_s)), DraftCost(file.draft_level_s, file.draft_token_s), is_cached=True)
+    return Costs(
+        CostTable(tuple(file.step_s)),
+        DraftCost(file.draft_level_s, file.draft_token_s),
+        CostTable(tuple(file.step_after_draft_s)),
+        is_cached=True,
+    )
 
 
 def _write(path: Path, setup: Setup, costs: Costs) -> None:
@@ -110,6 +116,7 @@ def _write(path: Path, setup: Setup, costs: Costs) -> None:
     file = CostFile(
         setup=setup,
         step_s=list(costs.step.seconds),
+        step_after_draft_s=list((costs.after_draft or costs.step).seconds),
         draft_level_s=costs.draft.per_level_s,
         draft_token_s=costs.draft.per_token_s,
     )

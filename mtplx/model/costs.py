@@ -16,6 +16,7 @@ from mtplx.model.runner import DraftingRunner, Logits, Runner, drafting_runner
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128)  # steps in the cost come after 8, 16, ..
 _STEP_SHARE = 0.75  # of the time, for the steps; the rest is for drafts
 _DRAFT_ROWS = 4
+_STEP_RUNS = 4  # of each kind: the first plain one still comes after a draft
 _CHECK_RUNS = 3
 _TRUE_WITHIN = 1.5  # the factor between then and now
 
@@ -32,13 +33,18 @@ def measure_costs(
     step_end_s = clock() + _STEP_SHARE * budget_s
     drafting = drafting_runner(runner)
     runner.run(_plan(runner, 1))
-    measured: dict[int, float] = {}
+    plain: dict[int, float] = {}
+    after_draft: dict[int, float] = {}
     for size in [size for size in _SIZES if size <= min(max_tokens, runner.num_blocks)]:
-        measured[size] = min(_step_s(runner, size, drafting if size > 1 else None, clock) for _ in range(2))
+        plain[size] = min(_step_s(runner, size, clock) for _ in range(_STEP_RUNS))
+        if drafting:
+            after_draft[size] = min(_step_after_draft_s(drafting, size, clock) for _ in range(_STEP_RUNS))
         if clock() >= step_end_s:
             break
-    drafts = _measure_drafts(drafting, budget_s * (1 - _STEP_SHARE), clock) if drafting else DraftCost()
-    return Costs(CostTable(_between(measured)), drafts)
+    if drafting is None:
+        return Costs(CostTable(_between(plain)), DraftCost())
+    drafts = _measure_drafts(drafting, budget_s * (1 - _STEP_SHARE), clock)
+    return Costs(CostTable(_between(plain)), drafts, CostTable(_between(after_draft)))
 
 
 def still_hold(runner: Runner, costs: Costs, clock: Callable[[], float] = time.perf_counter) -> bool:
@@ -60,12 +66,14 @@ def still_hold(runner: Runner, costs: Costs, clock: Callable[[], float] = time.p
     return _is_about(draft_s, costs.draft.of(1, 1))
 
 
-def _step_s(runner: Runner, size: int, drafting: DraftingRunner | None, clock: Callable[[], float]) -> float:
-    """One step, after a draft where there is a head, as real steps of several tokens are: a draft cools the caches."""
+def _step_s(runner: Runner, size: int, clock: Callable[[], float]) -> float:
     plan = _plan(runner, size)
-    if drafting is not None:
-        drafting.draft(_requests(drafting, 1, depth=1), _choose_any)
     return _seconds(lambda: runner.run(plan), clock)
+
+
+def _step_after_draft_s(runner: DraftingRunner, size: int, clock: Callable[[], float]) -> float:
+    runner.draft(_requests(runner, 1, depth=1), _choose_any)
+    return _step_s(runner, size, clock)
 
 
 def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[], float]) -> DraftCost:
@@ -114,12 +122,15 @@ def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def _between(measured: dict[int, float]) -> tuple[float, ...]:
-    """Seconds of every size from 1 to the largest: straight lines between those measured, never falling."""
+    """Seconds of every size from 1 to the largest: straight lines between those measured, never falling.
+
+    What disturbs a run makes it longer, so where fewer tokens took more time than more of them, the more are right.
+    """
     sizes = sorted(measured)
     seconds = [measured[sizes[0]]] * sizes[0]
     for low, high in pairwise(sizes):
         rise = (measured[high] - measured[low]) / (high - low)
         seconds += [measured[low] + rise * step for step in range(1, high - low + 1)]
-    for index in range(1, len(seconds)):
-        seconds[index] = max(seconds[index], seconds[index - 1])
+    for index in reversed(range(len(seconds) - 1)):
+        seconds[index] = min(seconds[index], seconds[index + 1])
     return tuple(seconds)

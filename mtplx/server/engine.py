@@ -167,22 +167,25 @@ class EngineCore:
         Raises:
             EngineDeadError: step after step has failed; the engine must not be used any more.
         """
-        self.counters.step_started_at_s = self._clock()
+        start_s = self.counters.step_started_at_s = self._clock()
         self.recorder.start()
         overdue = self._end_overdue()
-        plan = self.scheduler.plan(self._head_calls.head)
+        plan = self.scheduler.plan(self._head_calls.for_step())
         self.recorder.lap(Stage.PLAN)
         if not plan.rows:
             self.counters.step_started_at_s = None
             return overdue
         decoding_ids = self._decoding_ids(plan)
         self.counters.note_starts(plan, decoding_ids)
+        num_failed = self.counters.num_failed_steps
         sampled = self._compute(plan)
         events = self.scheduler.commit(plan, [row.outcome for row in sampled])
         self.counters.count_step(plan, len(decoding_ids), self._clock())
         self.counters.step_started_at_s = None
         outputs = self._outputs(plan, sampled, events)
         self._count_drafts(outputs, decoding_ids)
+        if self.counters.num_failed_steps == num_failed:
+            self._tell_cost(plan, self._clock() - start_s)
         self.recorder.lap(Stage.COMMIT)
         self.recorder.end(plan, outputs, is_decode=len(decoding_ids) == plan.width)
         return overdue + outputs
@@ -248,7 +251,7 @@ class EngineCore:
         Raises:
             EngineDeadError: nothing could be computed, as in many steps before.
         """
-        start_s, num_failed = self._clock(), self.counters.num_failed_steps
+        num_failed = self.counters.num_failed_steps
         try:
             logits_WV = self.runner.run(plan)
         except Exception:
@@ -261,11 +264,13 @@ class EngineCore:
             sampled = self._sample(plan, logits_WV)
         has_raised = self.counters.num_failed_steps > num_failed
         self._count_in_a_row([row.outcome for row in sampled], has_raised=has_raised)
-        speculator = self.scheduler.speculator
-        is_decoding = all(row.num_drawn == len(row.token_ids) for row in plan.rows)  # prompts cost something else
-        if speculator and not has_raised and is_decoding:
-            speculator.policy.stepped(plan.num_tokens, self._clock() - start_s)
         return sampled
+
+    def _tell_cost(self, plan: StepPlan, step_s: float) -> None:
+        """Lets the depth policy hear what a step took beside its drafts, planning and committing them included."""
+        speculator = self.scheduler.speculator
+        if speculator and all(row.num_drawn == len(row.token_ids) for row in plan.rows):  # prompts cost something else
+            speculator.policy.stepped(plan.num_tokens, step_s - self._head_calls.seconds_of_step)
 
     def _sample(self, plan: StepPlan, logits_WV: Logits) -> list[SampledRow]:
         """The next tokens of a step. If that raises, nobody knows how far it came: whoever waits for a token fails."""

@@ -41,10 +41,11 @@ class HeadCalls:
         self._recorder = recorder
         self._num_failed = 0
         self._num_failed_in_a_row = 0
+        self.seconds_of_step = 0.0  # that the calls of the step in progress have taken
 
-    @property
-    def head(self) -> DraftHead | None:
-        """What a plan may ask; None where there is nothing to ask."""
+    def for_step(self) -> DraftHead | None:
+        """What a new step's plan may ask; None where there is nothing to ask."""
+        self.seconds_of_step = 0.0
         return self._draft if self._runner else None
 
     def status(self) -> DraftingStatus:
@@ -89,7 +90,8 @@ class HeadCalls:
         self._num_failed_in_a_row = 0
         num_levels = max(request.depth for request in requests)
         num_tokens = sum(len(request.token_ids) + max(0, request.depth - 1) for request in requests)
-        self._scheduler.speculator.policy.drafted(num_levels, num_tokens, self._clock() - start_s)
+        self.seconds_of_step += self._clock() - start_s
+        self._scheduler.speculator.policy.drafted(num_levels, num_tokens, self.seconds_of_step)
         return drafts
 
     def _count_failed(self) -> None:

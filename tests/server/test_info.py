@@ -159,7 +159,7 @@ def test_cohorts_are_shown_where_the_mode_has_them(tmp_path: Path) -> None:
 def test_status_says_what_drafting_does_now_and_where_its_costs_are_from(
     tmp_path: Path, is_cached: bool, source: str
 ) -> None:
-    costs = Costs(CostTable((0.004, 0.005)), DraftCost(0.0003, 0.00002), is_cached=is_cached)
+    costs = Costs(CostTable((0.004, 0.005)), DraftCost(0.0003, 0.00002), CostTable((0.006,)), is_cached=is_cached)
     drafting = DraftingStatus(last_depths=(3, 0, 1), why_none=None, costs=costs, num_failed=2)
     server = fake_server(tmp_path, FakeStreams(engine=engine_status(drafting=drafting)))
     drafts = ask(server, "GET", "/v1/status").json()["drafts"]
@@ -167,6 +167,7 @@ def test_status_says_what_drafting_does_now_and_where_its_costs_are_from(
     shown = drafts["costs_ms"]
     assert shown["source"] == source
     assert [shown["step"][size] for size in ("1", "2", "4")] == pytest.approx([4, 5, 7])
+    assert [shown["step_after_draft"][size] for size in ("1", "2", "4")] == pytest.approx([6, 12, 24])
     assert (shown["draft_level"], shown["draft_token"]) == pytest.approx((0.3, 0.02))
 
 

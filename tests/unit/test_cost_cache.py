@@ -86,11 +86,13 @@ def damaged(text: str) -> list[str]:
     wrong: list[dict[str, Any]] = [
         {"step_s": []},
         {"step_s": [0.002, 0.001]},
+        {"step_after_draft_s": [0.002, 0.001]},
+        {"step_after_draft_s": []},
         {"step_s": [0.0, 0.001]},
         {"step_s": ["0.001"]},
         {"draft_level_s": -1.0},
         {"draft_token_s": None},
-        {"format_version": 2},
+        {"format_version": 1},
         {"setup": {}},
         {"more": 1},
     ]

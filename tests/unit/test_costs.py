@@ -16,20 +16,26 @@ from tests.fakes import FakeDraftingRunner
 
 
 class Timed(FakeDraftingRunner):
-    """A step of n tokens takes a stair of 8; a level of drafts takes 0.2 and 0.05 a row. The first step takes 100."""
+    """A step of n tokens takes a stair of 8, half of a unit more after a draft; the first step takes 100.
+
+    A level of drafts takes 0.2 and 0.05 a row.
+    """
 
     def __init__(self, unit_s: float = 0.001) -> None:
         super().__init__(num_blocks=40)
         self.now_s = 0.0
         self.unit_s = unit_s
+        self.has_drafted = False
 
     def run(self, plan: StepPlan) -> Logits:
-        self.now_s += self.unit_s * (100 if self.now_s == 0 else 1 + -(-plan.num_tokens // 8))
+        self.now_s += self.unit_s * (100 if self.now_s == 0 else 1 + -(-plan.num_tokens // 8) + 0.5 * self.has_drafted)
+        self.has_drafted = False
         return super().run(plan)
 
     def draft(self, requests: Sequence[DraftRequest], choose: Choose) -> list[tuple[int, ...]]:
         levels = max(request.depth for request in requests)
         self.now_s += self.unit_s * levels * (0.2 + 0.05 * len(requests))
+        self.has_drafted = True
         return super().draft(requests, choose)
 
 
@@ -39,6 +45,9 @@ def test_it_finds_the_stairs_and_what_drafting_costs() -> None:
     assert len(costs.step.seconds) == 32
     assert [costs.step.of(n) for n in (1, 8, 9, 16, 17, 32)] == pytest.approx(
         [0.002, 0.002, 0.003, 0.003, 0.004, 0.005]
+    )
+    assert [costs.step_s(1, n - 1, is_after_draft=True) for n in (1, 8, 9, 32)] == pytest.approx(
+        [0.0025, 0.0025, 0.0035, 0.0055]
     )
     assert costs.draft.per_level_s == pytest.approx(0.0002)
     assert costs.draft.per_token_s == pytest.approx(0.00005)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from mtplx.batching.depth import PROBE_SHARE, AdaptiveDepth, DraftRow, FixedDept
 from mtplx.batching.speculation import Costs, CostTable, DraftCost
 
 CHEAP = Costs(CostTable(tuple(1.0 + 0.08 * n for n in range(80))), DraftCost(0.05, 0.01))
+COOLING = replace(CHEAP, after_draft=CostTable(tuple(1.25 + 0.08 * n for n in range(80))))
 DEAR = Costs(CostTable(tuple(1.0 + 1.0 * n for n in range(80))), DraftCost(0.05, 0.01))
 
 
@@ -22,6 +24,7 @@ class Machine:
     def __init__(self, policy: AdaptiveDepth | FixedDepth, costs: Costs, seed: int = 0) -> None:
         self.policy, self.costs = policy, costs
         self.rng = random.Random(seed)
+        self.is_cool = False  # the model has been pushed out of the caches by the step before
         self.seconds = 0.0
         self.num_expected = 0.0
         self.depths: list[list[int]] = []
@@ -31,10 +34,14 @@ class Machine:
             rows = [DraftRow(seq_id, limit, 1) for seq_id in range(len(acceptances))]
             depths = self.policy.choose(rows, 0)
             self.depths.append(depths)
-            num_tokens = len(rows) + sum(depths)
-            self.seconds += self.costs.step.of(num_tokens)
+            num_drafts = sum(depths)
             if any(depths):
-                self.seconds += self.costs.draft.of(max(depths), sum(depths))
+                draft_s = self.costs.draft.of(max(depths), num_drafts)
+                self.policy.drafted(max(depths), num_drafts, draft_s)
+                self.seconds += draft_s
+            step_s = self.costs.step_s(len(rows), num_drafts, is_after_draft=self.is_cool or any(depths))
+            self.is_cool = any(depths)
+            self.seconds += step_s
             for seq_id, (depth, acceptance) in enumerate(zip(depths, acceptances, strict=True)):
                 num_accepted = 0
                 while num_accepted < depth and self.rng.random() < acceptance:
@@ -42,7 +49,7 @@ class Machine:
                 self.num_expected += sum(acceptance**position for position in range(1 + depth))
                 if depth:
                     self.policy.verified(seq_id, depth, num_accepted)
-            self.policy.stepped(num_tokens, self.costs.step.of(num_tokens))
+            self.policy.stepped(len(rows) + num_drafts, step_s)
 
     @property
     def rate(self) -> float:
@@ -51,7 +58,7 @@ class Machine:
 
 @pytest.mark.parametrize("width", [1, 2, 4, 16])
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9, 1.0])
-@pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["cheap", "dear"])
+@pytest.mark.parametrize("costs", [CHEAP, COOLING, DEAR], ids=["cheap", "cooling", "dear"])
 def test_it_keeps_up_with_the_best_fixed_depth(width: int, acceptance: float, costs: Costs) -> None:
     adaptive = Machine(AdaptiveDepth(costs), costs)
     adaptive.run([acceptance] * width, 600)
@@ -110,6 +117,25 @@ def test_a_machine_whose_plain_steps_are_cheaper_than_believed_is_found_out() ->
     machine.run([0.35], 4000)
     assert sum(map(sum, machine.depths[:20])) > 15, "it began with drafts"
     assert sum(map(sum, machine.depths[3000:])) < 200, "and ends without, but for probes"
+
+
+@pytest.mark.parametrize("believed", [CHEAP, COOLING], ids=["nothing", "too much"])
+@pytest.mark.parametrize("acceptance", [0.2, 0.3])
+def test_what_a_draft_costs_the_step_behind_it_is_found_out(believed: Costs, acceptance: float) -> None:
+    """Drafts at 0.2 would pay if nothing were cooled, and at 0.3 do so unless much is."""
+    true = COOLING if believed is CHEAP else CHEAP
+    machine = Machine(AdaptiveDepth(believed), true)
+    machine.run([acceptance], 4000)
+    best = max(_rate_at(depth, acceptance, true) for depth in (0, 1, 2))
+    before_s, before = machine.seconds, machine.num_expected
+    machine.run([acceptance], 1000)
+    assert (machine.num_expected - before) / (machine.seconds - before_s) >= 0.97 * best
+
+
+def _rate_at(depth: int, acceptance: float, costs: Costs) -> float:
+    machine = Machine(FixedDepth(depth), costs)
+    machine.run([acceptance], 50)
+    return machine.rate
 
 
 @pytest.mark.parametrize("factor", [0.01, 100.0])

@@ -28,7 +28,8 @@ class DraftCosts(TypedDict):
     """What the machine needs, as the choice of depths believes it now: corrected by every step since the start."""
 
     source: Literal["measured", "cached"]  # at this start, or at an earlier one on this machine
-    step: dict[str, float]  # by tokens in the step
+    step: dict[str, float]  # by tokens in the step,
+    step_after_draft: dict[str, float]  # and where a draft came before it
     draft_level: float  # for each level of depth,
     draft_token: float  # and for each token that the head computes
 

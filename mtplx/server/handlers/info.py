@@ -202,10 +202,15 @@ def _source_status(counts: SourceCounts) -> SourceStatus:
 def _costs_ms(costs: Costs) -> DraftCosts:
     return {
         "source": "cached" if costs.is_cached else "measured",
-        "step": {str(size): 1000 * costs.step.of(size) for size in _COST_SIZES},
+        "step": _step_ms(costs, is_after_draft=False),
+        "step_after_draft": _step_ms(costs, is_after_draft=True),
         "draft_level": 1000 * costs.draft.per_level_s,
         "draft_token": 1000 * costs.draft.per_token_s,
     }
+
+
+def _step_ms(costs: Costs, *, is_after_draft: bool) -> dict[str, float]:
+    return {str(size): 1000 * costs.step_s(1, size - 1, is_after_draft=is_after_draft) for size in _COST_SIZES}
 
 
 def _profile_page(model_name: str, profile: Profile) -> ProfilePage:
