@@ -76,10 +76,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
+def pairs() -> list[tuple[str, dict[str, Any]]]:
+    """Every body for every other prompt, every prompt with every other body."""
+    return [(prompt, body) for i, body in enumerate(bodies()) for j, prompt in enumerate(PROMPTS) if (i + j) % 2]
+
+
 @pytest.fixture(scope="module")
 def oracle(plain: LiveServer) -> list[list[tuple[Any, ...]]]:
-    """Every body for every prompt."""
-    return [essence(ask(plain, prompt, **body)) for body in bodies() for prompt in PROMPTS]
+    return [essence(ask(plain, prompt, **body)) for prompt, body in pairs()]
 
 
 @pytest.mark.parametrize("mode", DRAFTING_MODES)
@@ -98,8 +102,7 @@ def test_b16_b17_b19_b29_b31_answers_do_not_depend_on_drafts(
         live_server(tmp_path, runner, mode, prefill_chunk_tokens=chunk, draft_depth=depth) as server,
         ThreadPoolExecutor(concurrency) as pool,
     ):
-        todo = [(prompt, body) for body in bodies() for prompt in PROMPTS]
-        answers = list(pool.map(lambda pair: essence(ask(server, pair[0], **pair[1])), todo))
+        answers = list(pool.map(lambda pair: essence(ask(server, pair[0], **pair[1])), pairs()))
         drafts = server.status()["drafts"]
     assert answers == oracle
     if depth != "auto":

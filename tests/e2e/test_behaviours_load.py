@@ -153,7 +153,9 @@ def test_b55_one_bad_request_fails_alone(tmp_path: Path, mode: str) -> None:
     assert after.json()["choices"][0]["text"] == answers[0].json()["choices"][0]["text"]
 
 
-def test_b55_a_dead_engine_says_so(tmp_path: Path) -> None:
+def test_b55_a_dead_engine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtplx.server.openai.DEATH_GRACE_S", PATIENCE_S)
+
     def fault(plan: StepPlan) -> None:
         raise SystemError("the device is gone")
 
@@ -200,7 +202,7 @@ def test_bursts_complete_exactly_once_and_leave_the_cache_empty(tmp_path: Path, 
         live_server(tmp_path, FakeRunner(num_blocks=512), mode, max_queue=200) as server,
         ThreadPoolExecutor(64) as pool,
     ):
-        for burst in range(4):
+        for burst in range(2):
             wanted = [3 + (k * 7 + burst) % 9 for k in range(50)]
             answers = list(pool.map(lambda tokens: post(server, max_tokens=tokens), wanted))
             assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == wanted
@@ -208,7 +210,7 @@ def test_bursts_complete_exactly_once_and_leave_the_cache_empty(tmp_path: Path, 
         assert [answer.json()["usage"]["completion_tokens"] for answer in parallel] == [64] * 64
         assert is_idle(server)
         metrics = server.client.get("/metrics").text
-    assert "264" in metrics, "every request was counted once"
+    assert "164" in metrics, "every request was counted once"
 
 
 def test_an_answer_that_reached_a_stop_string_counts_as_stopped(tmp_path: Path) -> None:
