@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mtplx.errors import OverloadedError, RequestError
 from mtplx.sampling_params import Grammar
 from mtplx.text.grammar_trial import NO_TEXT, Question, Verdict, one_line, parser_limits, try_out
+from mtplx.text.kept_schemas import UnkeptSchemaError, kept_grammar
 from mtplx.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -83,9 +84,11 @@ class GrammarCompiler:
             return Verdict(
                 refusal="this model has no end-of-sequence token, so no answer could end where a grammar does"
             )
-        question = Question(grammar.kind, grammar.source, self._special_tokens(), self._vocab_size)
         try:
-            return try_out(question)
+            source = kept_grammar(grammar.kind, grammar.source)
+            return try_out(Question(grammar.kind, source, self._special_tokens(), self._vocab_size))
+        except UnkeptSchemaError as error:
+            return Verdict(refusal=str(error))
         except TimeoutExpired as error:
             raise OverloadedError("this machine is too busy to compile a grammar; try again later") from error
 

@@ -103,7 +103,9 @@ def test_an_answer_of_a_form_may_be_calls_instead(serve: Serve, mode: str) -> No
     assert reasons == {"stop", "tool_calls"}
 
 
-@pytest.mark.parametrize("bad", [{"pattern": "("}, {"type": "strin"}, {"$ref": "https://example.org/schema"}])
+@pytest.mark.parametrize(
+    "bad", [{"pattern": "("}, {"type": "strin"}, {"$ref": "https://example.org/schema"}, {"const": 2**63}]
+)
 def test_a_schema_that_no_call_can_be_held_to_is_named(serve: Serve, bad: dict[str, Any]) -> None:
     wrong = {
         "type": "function",
