@@ -32,7 +32,7 @@ async def read_model(request: Request, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise request_error(error.errors(include_url=False, include_context=False, include_input=False)) from None
+        raise request_error(error.errors(include_url=False, include_context=False)) from None
 
 
 def _check_encoding(request: Request) -> None:

@@ -29,6 +29,7 @@ _PLAIN_WORDS = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
 }
+_MAPS = ("logit_bias", "metadata", "cache_control")  # whose keys are the client's own
 MESSAGES_PATH = "/v1/messages"  # what is below it speaks as Anthropic's API does
 _OVERLOADED_MESSAGES = 529
 _MESSAGES_KINDS = {
@@ -123,12 +124,21 @@ def request_error(problems: Sequence[ErrorDetails], *, num_leading: int = 0) -> 
     """
     problem = problems[0]
     code = _CODES_BY_PYDANTIC_TYPE.get(problem["type"], "invalid_value")
+    if code == "invalid_value" and _is_null_field(problem):
+        code = "missing_required_parameter"
     param = _path(problem["loc"][num_leading:], is_clients_own=code == "unknown_parameter") or None
     if code == "unknown_parameter":
         return RequestError(f"{param} is not a known parameter", param, code)
     if code == "missing_required_parameter":
         return RequestError(f"{param} is required", param, code)
     return RequestError(": ".join(part for part in (param, _words(problem)) if part), param, code)
+
+
+def _is_null_field(problem: ErrorDetails) -> bool:
+    """Whether a field is null that can't be absent; items of lists and values of a client's own keys are no fields."""
+    *parents, last = problem["loc"] or (0,)
+    is_field = isinstance(last, str) and not (parents and parents[-1] in _MAPS)
+    return is_field and "input" in problem and problem["input"] is None
 
 
 def _words(problem: ErrorDetails) -> str:

@@ -133,6 +133,11 @@ def test_references_inside_a_schema_are_followed(serve: Serve) -> None:
 # Refusals
 
 
+EARLIER = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED = [*ASK, {"role": "assistant", "tool_calls": [EARLIER]}]
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "x"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -171,6 +176,13 @@ def test_references_inside_a_schema_are_followed(serve: Serve) -> None:
         ({"messages": [*ASK, {"role": "tool", "content": "x", "tool_call_id": "a"}]}, "messages.1.tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages.0.tool_call_id"),
         ({"messages": [{"role": "assistant"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x", "reasoning_content": "hm"}]}, "messages.0.reasoning_content"),
+        ({"messages": [{"role": "system", "content": "x", "reasoning_content": "hm"}]}, "messages.0.reasoning_content"),
+        ({"messages": [*CALLED, {**RESULT, "reasoning_content": "hm"}]}, "messages.2.reasoning_content"),
+        ({"messages": [*CALLED, {**RESULT, "name": "g"}]}, "messages.2.name"),
+        ({"messages": [*CALLED, RESULT, RESULT]}, "messages.3.tool_call_id"),
+        ({"messages": [*CALLED, RESULT, *ASK, RESULT]}, "messages.4.tool_call_id"),
+        ({"messages": [*ASK, {"role": "assistant", "tool_calls": [EARLIER, EARLIER]}]}, "messages.1.tool_calls.1.id"),
         (
             {
                 "messages": [

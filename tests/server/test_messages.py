@@ -306,7 +306,7 @@ def test_every_field_of_the_official_client_is_known() -> None:
     [
         ({"temprature": 1}, "temprature", "unknown_parameter"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"max_tokens": None}, "max_tokens", "invalid_value"),
+        ({"max_tokens": None}, "max_tokens", "missing_required_parameter"),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "invalid_value"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content", "invalid_value"),

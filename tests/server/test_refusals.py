@@ -20,6 +20,8 @@ from mtplx.text.tokenizer import Tokenizer
 from tests.server.asgi import CHAT, COMPLETIONS, ask, chat, complete, error_of
 from tests.server.fakes import MODEL, FakeServer, FakeStreams, fake_server
 
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+USER = [{"role": "user", "content": "x"}]
 FUNCTION = {"name": "f", "parameters": {}}
 
 # A value that a client could really send, for every field that is refused.
@@ -262,6 +264,39 @@ def test_the_same_limit_twice_is_no_contradiction(server: FakeServer) -> None:
 def test_missing_fields_are_named(server: FakeServer, path: str, param: str) -> None:
     error = error_of(ask(server, "POST", path, json={"model": MODEL}))
     assert (error["param"], error["code"]) == (param, "missing_required_parameter")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt": None}, "prompt"),
+        (COMPLETIONS, {"prompt": "x", "model": None}, "model"),
+        (CHAT, {"messages": None}, "messages"),
+        (CHAT, {"messages": [{"role": None, "content": "x"}]}, "messages.0.role"),
+        (CHAT, {"messages": USER, "tools": [{"type": "function", "function": None}]}, "tools.0.function"),
+        (MESSAGES, {"messages": USER, "max_tokens": None}, "max_tokens"),
+        (RESPONSES, {"input": None}, "input"),
+    ],
+)
+def test_null_is_absent_where_a_field_must_be_there(
+    server: FakeServer, path: str, fields: dict[str, Any], param: str
+) -> None:
+    error = ask(server, "POST", path, json={"model": MODEL, **fields}).json()["error"]
+    assert (error["param"], error["code"]) == (param, "missing_required_parameter")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": [None]}, "stop.0"),
+        ({"prompt": ["x", None]}, "prompt.1"),
+        ({"logit_bias": {"5": None}}, "logit_bias.5"),
+        ({"metadata": {"a": None}}, "metadata.a"),
+    ],
+)
+def test_null_is_wrong_where_there_is_no_field(server: FakeServer, fields: dict[str, Any], param: str) -> None:
+    error = error_of(complete(server, **fields))
+    assert (error["param"], error["code"]) == (param, "invalid_value")
 
 
 def test_names_that_the_template_has_no_place_for_are_refused(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_every_field_of_the_official_client_is_known() -> None:
     ("fields", "param", "code"),
     [
         ({"temprature": 1}, "temprature", "unknown_parameter"),
-        ({"input": None}, "input", "invalid_value"),
+        ({"input": None}, "input", "missing_required_parameter"),
         ({"input": []}, "input", "invalid_value"),
         ({"input": [5]}, "input.0", "invalid_value"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "invalid_value"),

@@ -27,6 +27,12 @@ FLAT_WEATHER: dict[str, Any] = {"type": "function", **WEATHER["function"]}
 FLAT_CLOCK: dict[str, Any] = {"type": "function", **CLOCK["function"]}
 GIVEN = {"city": "Köln", "unit": "celsius"}
 
+THEIR_CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+THEIR_CALLED: list[dict[str, Any]] = [*ASK, {"role": "assistant", "content": [THEIR_CALL]}]
+THEIR_RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]}
+FLAT_CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+FLAT_RESULT = {"type": "function_call_output", "call_id": "a", "output": "x"}
+
 # One conversation in three APIs: two calls, their results, of which one is an error, and a question.
 CHAT_TURNS: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief"},
@@ -188,6 +194,26 @@ def test_wrong_tools_are_named_as_the_client_calls_them(
 ) -> None:
     start = {"messages": ASK, "max_tokens": 20} if path == MESSAGES else {"input": "hi"}
     response = post(server, path, **{**start, **body})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_any_without_tools_is_refused_in_the_clients_words(server: FakeServer) -> None:
+    error = post(server, MESSAGES, messages=ASK, max_tokens=20, tool_choice={"type": "any"}).json()["error"]
+    assert (error["param"], error["message"]) == ("tool_choice", "tool_choice: the type any needs tools")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (MESSAGES, {"messages": [*THEIR_CALLED, THEIR_RESULT, *ASK, THEIR_RESULT]}, "messages.4"),
+        (MESSAGES, {"messages": [*ASK, {**THEIR_CALLED[1], "content": [THEIR_CALL, THEIR_CALL]}]}, "messages.1"),
+        (RESPONSES, {"input": [*ASK, FLAT_CALL, FLAT_RESULT, FLAT_RESULT]}, "input.3"),
+        (RESPONSES, {"input": [*ASK, FLAT_CALL, FLAT_CALL]}, "input.1"),
+    ],
+)
+def test_ids_that_come_twice_are_refused(server: FakeServer, path: str, body: dict[str, Any], param: str) -> None:
+    limit = {"max_tokens": 20} if path == MESSAGES else {}
+    response = post(server, path, **limit, **body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 

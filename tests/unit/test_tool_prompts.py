@@ -91,6 +91,12 @@ def test_results_come_in_the_order_of_their_calls() -> None:
     assert render(KNOWING).endswith("[tool] one\n[tool] two\n")
 
 
+def test_ids_that_begin_again_in_each_turn_are_no_contradiction() -> None:
+    turns = [turn(call("0", "{}"), call("1", "{}")), result("1", "one"), result("0", "zero")]
+    shown = render(KNOWING.replace("]", "] {{ m.tool_call_id }}", 1), [ASK, *turns, ASK, *turns]).split("\n")
+    assert [line for line in shown if line.startswith("[tool]")] == ["[tool] 0 zero", "[tool] 1 one"] * 2
+
+
 def test_results_carry_the_name_of_their_function() -> None:
     source = KNOWING.replace("[{{ m.role }}]", "[{{ m.role }} {{ m.name }}]")
     assert "[tool f] one" in render(source)

@@ -53,7 +53,9 @@ class Message(StrictModel):
         None, description="a text, or text parts that are joined by newlines; needed but beside tool_calls"
     )
     name: str | None = Field(
-        None, description="given to the model's chat template; refused where the template has no place for it"
+        None,
+        description="given to the model's chat template; refused where the template has no place for it; of a tool: "
+        "that of the function that was called",
     )
     refusal: Annotated[Any, Refused("this server never refuses to answer")] = None
     audio: Annotated[Any, Refused(NO_AUDIO)] = None

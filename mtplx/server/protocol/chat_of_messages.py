@@ -75,6 +75,8 @@ def _tool_fields(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> Fie
         return fields
     if (choice.type == "tool") != (choice.name is not None):
         raise RequestError("tool_choice.name goes with the type tool, and with no other", "tool_choice.name")
+    if choice.type == "any" and not tools:
+        raise RequestError("tool_choice: the type any needs tools", "tool_choice")
     named = {"type": "function", "function": {"name": choice.name}}
     fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
     if choice.disable_parallel_tool_use is not None and choice.type != "none":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from mtplx.errors import RequestError
@@ -33,28 +34,24 @@ def link_results(chat: list[ChatMessage]) -> list[ChatMessage]:
     A template needn't read ids then: what belongs together shows by the order.
 
     Raises:
-        RequestError: a call or a result is in a message of the wrong role, or a result belongs to no earlier call.
+        RequestError: a message has what another role has, two calls of a message have one id, or a result isn't the
+            first of an earlier call, by the name of its function.
     """
     names: dict[str, str] = {}
     order: dict[str, int] = {}
+    answered: set[str] = set()
+    places = itertools.count()
     for index, message in enumerate(chat):
         path = f"messages.{index}"
-        if "tool_calls" in message and message["role"] != "assistant":
-            raise RequestError(f"{path}.tool_calls: only an assistant calls tools", f"{path}.tool_calls")
-        if ("tool_call_id" in message) != (message["role"] == "tool"):
-            raise RequestError(
-                f"{path}.tool_call_id: goes with the role tool, which needs one, and with no other",
-                f"{path}.tool_call_id",
-            )
-        for call_id, name in _calls_in(message, f"{path}.tool_calls"):
-            names[call_id] = name
-            order[call_id] = len(order)
+        _check_role(message, path)
+        calls = dict(_calls_in(message, f"{path}.tool_calls"))
+        names |= calls
+        order |= {call_id: next(places) for call_id in calls}
+        answered -= calls.keys()  # some models count their calls from the same number in every turn
         if message["role"] == "tool":
-            if message["tool_call_id"] not in names:
-                raise RequestError(
-                    f"{path}.tool_call_id: no earlier message has a call of that id", f"{path}.tool_call_id"
-                )
-            message.setdefault("name", names[message["tool_call_id"]])
+            _check_result(message, names, answered, path)
+            answered.add(message["tool_call_id"])
+            message["name"] = names[message["tool_call_id"]]
     return _sorted_results(chat, order)
 
 
@@ -77,12 +74,36 @@ def read_arguments(text: Any) -> Any:
     return Arguments(found) if isinstance(found, dict) else text
 
 
+def _check_role(message: ChatMessage, path: str) -> None:
+    for key, deed in (("tool_calls", "calls tools"), ("reasoning_content", "thinks")):
+        if key in message and message["role"] != "assistant":
+            raise RequestError(f"{path}.{key}: only an assistant {deed}", f"{path}.{key}")
+    if ("tool_call_id" in message) != (message["role"] == "tool"):
+        raise RequestError(
+            f"{path}.tool_call_id: goes with the role tool, which needs one, and with no other", f"{path}.tool_call_id"
+        )
+
+
+def _check_result(message: ChatMessage, names: Mapping[str, str], answered: Set[str], path: str) -> None:
+    call_id = message["tool_call_id"]
+    if call_id not in names:
+        raise RequestError(f"{path}.tool_call_id: no earlier message has a call of that id", f"{path}.tool_call_id")
+    if call_id in answered:
+        raise RequestError(f"{path}.tool_call_id: that call has its result already", f"{path}.tool_call_id")
+    if message.get("name", names[call_id]) != names[call_id]:
+        raise RequestError(f"{path}.name: the call of that id is one of {names[call_id]:.64}", f"{path}.name")
+
+
 def _calls_in(message: ChatMessage, path: str) -> Iterator[tuple[str, str]]:
     """Id and name of each call."""
-    for call in message.get("tool_calls", ()):
+    ids: set[str] = set()
+    for index, call in enumerate(message.get("tool_calls", ())):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or "name" not in function or "id" not in call:
             raise RequestError(f"{path} must be a list of calls with an id and a function with a name", path)
+        if call["id"] in ids:
+            raise RequestError(f"{path}.{index}.id: another call of this message has that id", f"{path}.{index}.id")
+        ids.add(call["id"])
         yield call["id"], function["name"]
 
 
