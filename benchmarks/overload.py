@@ -64,7 +64,9 @@ def main() -> None:
     parser.add_argument("--mode", type=SchedulerMode, choices=list(SchedulerMode), default=SchedulerMode.AR_BATCH)
     parser.add_argument("--output", type=Path, help="where the JSON goes; default: the results folder")
     options = parser.parse_args()
-    flags = ["--model", options.model, "--scheduler-mode", options.mode, "--decode-batch-max", str(WIDTH)]
+    flags = ["--model", options.model, "--scheduler-mode", options.mode]
+    if options.mode not in (SchedulerMode.SERIAL, SchedulerMode.HYPER):
+        flags += ["--decode-batch-max", str(WIDTH)]
     flags += ["--max-queue", str(QUEUE), "--kv-cache-tokens", "4096", "--max-model-len", "2048"]
     with running_server(*flags) as server:
         body = {"model": served_model(server), "prompt": "The sea", "max_tokens": options.max_tokens, "temperature": 1}

@@ -279,7 +279,7 @@ def _soak(
     """A row for each round, all on one server."""
     flags = ["--model", options.model, "--scheduler-mode", mode, "--draft-head", options.draft_head]
     flags += ["--kv-cache-tokens", str(SMALL_CACHE), "--max-model-len", str(SMALL_CACHE // 2)]
-    if mode is not SchedulerMode.HYPER:
+    if mode not in (SchedulerMode.SERIAL, SchedulerMode.HYPER):
         flags += ["--decode-batch-max", str(WIDTH)]
     if mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL:
         flags.append("--experimental-mtp-cohorts")

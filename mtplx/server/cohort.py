@@ -36,7 +36,8 @@ class MtpCohort(MtpBatch):
 
     @property
     def cohort_status(self) -> CohortStatus:
-        """A snapshot."""
+        """A snapshot, without whoever has ended since the last plan: on an idle server no other plan follows."""
+        self.cohorts.sync(self.table)
         return self.cohorts.status()
 
     def plan(self, head: DraftHead | None = None) -> StepPlan:

@@ -25,8 +25,10 @@ from mtplx.server.serial import Serial
 
 DEFAULT_DECODE_BATCH_MAX = 16
 
+_WIDTH_ONE = (SchedulerMode.SERIAL, SchedulerMode.HYPER)
 _NEEDS_HEAD = frozenset({SchedulerMode.MTP_BATCH, SchedulerMode.HYPER})
-_NO_HEAD = "it needs a draft head, and there is none: name a file with --draft-head, or make one with mtplx train-head"
+_GET_HEAD = "name a file with --draft-head (docs/heads.md says which there are), or make one with mtplx train-head"
+_NO_HEAD = f"it needs a draft head, and there is none: {_GET_HEAD}"
 _NEEDS_OPT_IN = (
     "it is an experiment, which --experimental-mtp-cohorts or MTPLX_EXPERIMENTAL_MTP_COHORTS=1 at its start opens"
 )
@@ -44,9 +46,9 @@ def resolve_mode(settings: Settings, *, max_draft_depth: int = 0) -> SchedulerMo
         raise _not_available(mode, _NEEDS_OPT_IN, settings, max_draft_depth)
     if mode in _NEEDS_HEAD and not max_draft_depth:
         raise _not_available(mode, _NO_HEAD, settings, max_draft_depth)
-    if mode is SchedulerMode.HYPER and settings.decode_batch_max not in (None, 1):
+    if mode in _WIDTH_ONE and settings.decode_batch_max not in (None, 1):
         raise ConfigError(
-            f"--decode-batch-max {settings.decode_batch_max} contradicts --scheduler-mode hyper, whose width is 1",
+            f"--decode-batch-max {settings.decode_batch_max} contradicts --scheduler-mode {mode}, whose width is 1",
             "--decode-batch-max",
         )
     _check_depth(settings, mode, max_draft_depth)
@@ -84,7 +86,7 @@ def decode_width(mode: SchedulerMode, decode_batch_max: int | None, prefill_chun
     `decode_batch_max` None is 16 for those that batch, and for cooperative the step's token budget; the width of serial
     and hyper is 1, which is within any maximum.
     """
-    if mode in (SchedulerMode.SERIAL, SchedulerMode.HYPER):
+    if mode in _WIDTH_ONE:
         return 1
     default = prefill_chunk_tokens if mode is SchedulerMode.COOPERATIVE else DEFAULT_DECODE_BATCH_MAX
     return decode_batch_max or default
@@ -145,7 +147,7 @@ def _check_depth(settings: Settings, mode: SchedulerMode, max_draft_depth: int) 
     elif mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL:
         return  # the head guesses what it can, and the cohort's texts have no limit of their own
     elif not max_draft_depth:
-        why = "there is no draft head: name a file with --draft-head, or make one with mtplx train-head"
+        why = f"there is no draft head: {_GET_HEAD}"
     elif depth > max_draft_depth:
         raise ConfigError(
             f"--draft-depth {depth} is not possible: this head guesses at most {max_draft_depth} tokens",

@@ -176,7 +176,7 @@ def test_b56_b57_a_full_queue_refuses_at_once_and_counts_choices(tmp_path: Path,
     """Width 2 (serial 1) and a queue of 4: that many choices are served, all others get 503 while nothing has run."""
     gate = Gate()
     room = (WIDTH_2[mode] + 4) // n
-    width = {} if mode == "hyper" else {"decode_batch_max": 2}
+    width = {} if mode in ("serial", "hyper") else {"decode_batch_max": 2}
     with (
         live_server(tmp_path, fake_for(mode, fault=gate), mode, max_queue=4, **width) as server,
         ThreadPoolExecutor(64) as pool,

@@ -95,4 +95,15 @@ def test_many_at_once_get_the_answers_that_each_gets_alone(tmp_path: Path) -> No
     with live_server(tmp_path, FakeDraftingRunner(0.5), COHORT) as server, ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(ask, server, prompt, **wish) for prompt, wish in zip(prompts, wishes, strict=True)]
         assert [future.result() for future in futures] == alone
-        assert cohorts(server)["num_members"] == 0 or server.status()["num_running"] == 0
+        assert (cohorts(server)["num_cohorts"], cohorts(server)["num_members"]) == (0, 0)
+
+
+def test_an_idle_server_has_no_members(tmp_path: Path) -> None:
+    with live_server(tmp_path, FakeRunner(), COHORT, draft_depth=8) as server:
+        for _ in range(2):
+            ask(server, cohort="team")
+            found, page = cohorts(server), server.client.get("/metrics").text
+            assert (found["num_cohorts"], found["num_members"]) == (0, 0)
+            assert "\nmtplx_cohorts 0.0\n" in page
+            assert "\nmtplx_cohort_members 0.0\n" in page
+        assert found["index"]["num_accepted_tokens"] > 0, "they were a cohort"

@@ -55,8 +55,9 @@ def is_closed(server: LiveServer) -> bool:
 @pytest.mark.parametrize("mode", ["serial", "ar_batch"])
 def test_all_that_was_accepted_is_answered_before_the_server_ends(tmp_path: Path, mode: str) -> None:
     hold = Hold()
+    width = {} if mode == "serial" else {"decode_batch_max": 2}
     with (
-        live_server(tmp_path, FakeRunner(fault=hold), mode, decode_batch_max=2) as server,
+        live_server(tmp_path, FakeRunner(fault=hold), mode, **width) as server,
         ThreadPoolExecutor(6) as pool,
     ):
         expected = [outcome(body, ask(server, body)) for body in BODIES]

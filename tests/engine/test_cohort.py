@@ -313,8 +313,6 @@ def test_cancels_at_any_moment_leave_no_member_behind() -> None:
         core.step()
         core.scheduler.cohorts.check()  # type: ignore[attr-defined]
     core.add(submit(99, (EOS - 200, 70), max_tokens=1))
-    finish(core)
-    core.scheduler.plan()
-    status = core.status().cohorts
+    status = finish(core).cohorts
     assert status is not None
     assert status.num_members == 0

@@ -76,7 +76,7 @@ def test_the_variable_opens_cohorts(monkeypatch: pytest.MonkeyPatch, variable: s
 @pytest.mark.parametrize(
     ("max_draft_depth", "given", "says"),
     [
-        (0, {"draft_depth": 2}, "name a file with --draft-head, or make one with mtplx train-head"),
+        (0, {"draft_depth": 2}, "(docs/heads.md says which there are), or make one with mtplx train-head"),
         (0, {"draft_depth": 1, "scheduler_mode": "serial"}, "there is no draft head"),
         (8, {"draft_depth": 2, "scheduler_mode": "ar_batch"}, "ar_batch never drafts"),
         (3, {"draft_depth": 4}, "at most 3"),
@@ -88,10 +88,12 @@ def test_a_depth_that_nothing_can_draft_is_refused(max_draft_depth: int, given: 
     assert says in str(error)
 
 
-def test_hyper_refuses_a_width() -> None:
-    error = refusal(8, scheduler_mode="hyper", decode_batch_max=4)
+@pytest.mark.parametrize("mode", ["serial", "hyper"])
+def test_modes_of_width_one_refuse_another(mode: str) -> None:
+    error = refusal(8, scheduler_mode=mode, decode_batch_max=4)
     assert error.parameter == "--decode-batch-max"
-    assert resolve_mode(settings(scheduler_mode="hyper", decode_batch_max=1), max_draft_depth=8) is SchedulerMode.HYPER
+    assert f"--scheduler-mode {mode}, whose width is 1" in str(error)
+    assert resolve_mode(settings(scheduler_mode=mode, decode_batch_max=1), max_draft_depth=8) == mode
 
 
 @pytest.mark.parametrize(
