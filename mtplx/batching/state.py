@@ -27,6 +27,7 @@ class SchedulerMode(StrEnum):
 
 class FinishReason(StrEnum):
     STOP = "stop"
+    TOOL_CALLS = "tool_calls"  # a stop behind calls, which shows in the text alone
     LENGTH = "length"
     TIMEOUT = "timeout"  # its deadline came first
     CANCELLED = "cancelled"

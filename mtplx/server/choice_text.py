@@ -159,6 +159,8 @@ class ChoiceText:
     ) -> Delta:
         if self._reader is not None and reason is not None:
             read.parts += self._reader.flush()
+            if reason is FinishReason.STOP and self._reader.has_whole_calls:
+                reason = FinishReason.TOOL_CALLS
         tokens = self._held.take(len(read.text), is_last=reason is not None)
         return Delta(
             index=self.index,

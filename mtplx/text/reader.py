@@ -39,6 +39,7 @@ class AnswerReader:
         self._is_single = reading.is_single
         self._is_forced = reading.is_forced
         self._has_calls = False
+        self._is_in_call = False
         self._steps = _read(self._source, reading)
         self.is_done = False  # the only call that may be made is complete
         next(self._steps)
@@ -47,6 +48,11 @@ class AnswerReader:
     def is_reasoning(self) -> bool:
         """Whether the next character is still thought."""
         return self._source.is_reasoning
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether there are calls, and none has been cut off."""
+        return self._has_calls and not self._is_in_call
 
     def push(self, text: str) -> list[Part]:
         """The parts that this text makes certain; none once the answer is done."""
@@ -71,7 +77,8 @@ class AnswerReader:
                 break
             if not (self._is_forced and isinstance(part, Text)):
                 parts.append(part)
-            self._has_calls = self._has_calls or isinstance(part, CallBegin)
+            if isinstance(part, CallBegin | CallEnd):
+                self._has_calls, self._is_in_call = True, isinstance(part, CallBegin)
             if self._is_single and isinstance(part, CallEnd):
                 self.is_done = True
                 break

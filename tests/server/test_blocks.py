@@ -30,7 +30,7 @@ STEPS: list[list[Part]] = [
 CUT: list[list[Part]] = [[CallBegin("f")], [CallArguments('{"x":')]]
 
 
-def served(folder: Path, steps: list[list[Part]], reason: FinishReason = FinishReason.STOP) -> FakeServer:
+def served(folder: Path, steps: list[list[Part]], reason: FinishReason = FinishReason.TOOL_CALLS) -> FakeServer:
     def deltas(*_: Any) -> list[Item]:
         return [
             Delta(0, "?", (65,), (), reason if number == len(steps) - 1 else None, parts=tuple(parts))

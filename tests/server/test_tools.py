@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,21 @@ def test_a_call_has_openais_shape(serve: Serve) -> None:
     assert call == {"type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
     assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
     assert choice["finish_reason"] == "tool_calls"
+
+
+def test_choices_are_counted_by_the_reason_that_clients_are_told(serve: Serve) -> None:
+    server = serve(CALL)
+    told = [
+        choice_of(server, tools=[WEATHER])["finish_reason"],
+        stream(server, tools=[WEATHER])[-1]["finish_reason"],
+        choice_of(server)["finish_reason"],
+        choice_of(server, tools=[WEATHER], max_tokens=len(CALL) // 2)["finish_reason"],
+    ]
+    page = server.client.get("/metrics").text
+    for name, label in (("mtplx_choices_finished_total", "reason"), ("vllm:request_success_total", "finished_reason")):
+        found = re.findall(rf'^{name}{{[^}}]*{label}="(\w+)"[^}}]*}} (\d)\.0$', page, re.MULTILINE)
+        assert {reason: int(count) for reason, count in found} == Counter(told)
+    assert Counter(told) == {"tool_calls": 2, "stop": 1, "length": 1}
 
 
 def test_a_streamed_call_begins_with_id_and_name_and_goes_on_in_pieces(serve: Serve) -> None:

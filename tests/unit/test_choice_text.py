@@ -69,7 +69,7 @@ def test_steps_of_one_token_and_of_many_give_the_same(tokenizer: Tokenizer) -> N
 def test_the_only_call_ends_the_choice_at_its_last_token(tokenizer: Tokenizer) -> None:
     (delta,) = push(tokenizer, [*CALL, *CALL], reading=hermes(is_single=True), ends=False)
     assert list(delta.parts or ()) == CALL_PARTS
-    assert delta.finish_reason is FinishReason.STOP
+    assert delta.finish_reason is FinishReason.TOOL_CALLS
     assert delta.token_ids == tuple(CALL[: -len("}") - 1]), "what follows the arguments is nobody's"
 
 

@@ -14,7 +14,7 @@ from mtplx.server.answers.prompts import Echo
 from mtplx.server.answers.shapes import Metrics, Usage
 from mtplx.server.choice_text import Delta
 from mtplx.text.tokenizer import Tokenizer
-from mtplx.text.tools.parts import CallArguments, CallBegin, CallEnd, Part, Reasoning, Text
+from mtplx.text.tools.parts import CallArguments, CallBegin, Part, Reasoning, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,11 @@ class AnswerParts:
 
 @dataclass(slots=True)
 class Call:
-    """A call of a function, growing; `arguments` is JSON once it is complete, if the model has kept to that."""
+    """A call of a function, growing; `arguments` is JSON at its end, if the model has kept to that."""
 
     id: str
     name: str
     arguments: str = ""
-    is_complete: bool = False
 
 
 @dataclass(slots=True)
@@ -108,8 +107,6 @@ class Choice:
                 self.calls.append(Call(f"call_{uuid.uuid4().hex[:24]}", name))
             case CallArguments(text):
                 self.calls[-1].arguments += text
-            case CallEnd():
-                self.calls[-1].is_complete = True
 
 
 class Answer(Protocol):

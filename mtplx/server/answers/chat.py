@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.server.answers.answer import AnswerParts, Choice, metrics_of
-from mtplx.server.answers.chat_parts import chat_deltas, chat_finish_reason, chat_message
+from mtplx.server.answers.chat_parts import chat_deltas, chat_message
 from mtplx.server.answers.logprobs import chat_logprobs
 from mtplx.server.answers.prompts import prompt_logprobs
 from mtplx.server.answers.shapes import (
@@ -47,7 +47,7 @@ class ChatAnswer:
             if self._parts.has_token_ids:
                 pieces[0]["token_ids"] = list(delta.token_ids)
         if delta.finish_reason is not None:
-            pieces.append(self._chunk_choice(choice.number, {}, chat_finish_reason(choice)))
+            pieces.append(self._chunk_choice(choice.number, {}, choice.finish_reason))
         return [self._chunk([piece]) for piece in pieces]
 
     def closing(self, choices: Sequence[Choice], usage: Usage) -> list[ChatCompletionChunk]:
@@ -86,7 +86,7 @@ class ChatAnswer:
             "index": choice.number,
             "message": chat_message(choice, must_call=self._parts.must_call),
             "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": chat_finish_reason(choice),
+            "finish_reason": choice.finish_reason or "",
         }
         if self._parts.has_token_ids:
             whole["token_ids"] = list(choice.token_ids)

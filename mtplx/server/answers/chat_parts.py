@@ -42,13 +42,6 @@ def chat_deltas(choice: Choice, delta: Delta) -> Iterator[ChatDelta]:
                 yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def chat_finish_reason(choice: Choice) -> str:
-    """Why the choice ended: with its calls, if nothing has cut the last one off."""
-    if choice.finish_reason == "stop" and choice.calls and choice.calls[-1].is_complete:
-        return "tool_calls"
-    return choice.finish_reason or ""
-
-
 def _beginning(index: int, call: Call) -> ChatDelta:
     return {
         "tool_calls": [
