@@ -95,7 +95,9 @@ class Engine:
         """
         if self._is_closed:
             raise MtplxError("this engine is closed")
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be one SamplingParams for all prompts, got {params!r:.64}", "params")
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
         self._check_ids([*params.logit_bias, *params.stop_token_ids], "logit_bias and stop_token_ids")
         self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")

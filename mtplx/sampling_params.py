@@ -99,8 +99,8 @@ class SamplingParams:
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
         for name, texts in (("stop", self.stop), ("bad_words", self.bad_words)):
-            if isinstance(texts, str):
-                raise RequestError(f"{name} is a tuple of strings, here", name)  # it would be taken letter by letter
+            if not isinstance(texts, tuple | list):  # a string would be taken letter by letter
+                raise RequestError(f"{name} must be a tuple of strings, got {texts!r:.64}", name)
             if any(not text.strip() if name == "bad_words" else not text for text in texts):
                 raise RequestError(f"{name} must not hold an empty string", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

@@ -37,15 +37,23 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def status_table(status: Mapping[str, object]) -> Table:
-    """One line a field, in the server's order; `uptime_s` 5.25 becomes "uptime" "5.2 s"."""
+    """One line a field, in the server's order, what is inside another indented; `uptime_s` 5.25 is "uptime" "5.2 s"."""
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for key, value in status.items():
-        is_seconds = key.endswith("_s") and value is not None
-        name = key.removesuffix("_s").replace("_", " ")
-        table.add_row(name, Text(_text(value) + (" s" if is_seconds else "")))
+    _add_rows(table, status, indent="")
     return table
+
+
+def _add_rows(table: Table, fields: Mapping[str, object], indent: str) -> None:
+    for key, value in fields.items():
+        name = indent + key.removesuffix("_s").replace("_", " ")
+        if isinstance(value, Mapping) and not all(item.isdecimal() for item in value):  # numbers: a histogram
+            table.add_row(name, "")
+            _add_rows(table, value, indent + "  ")
+            continue
+        is_seconds = key.endswith("_s") and value is not None
+        table.add_row(name, Text(_text(value) + (" s" if is_seconds else "")))
 
 
 def _text(value: object) -> str:

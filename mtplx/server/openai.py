@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 DEATH_GRACE_S = 3.0  # a dead engine answers 503 this long, so that whoever watches sees why, then the process ends
 FAREWELL_S = 1.0  # for the last words to clients when a second SIGINT cuts everything short
+BACKSTOP_S = 60  # beyond the drain limit, which ends all by itself: a machine at a standstill must not cut last words
 WORKER_JOIN_S = 10.0
 LISTEN_BACKLOG = 2048
 KEEP_ALIVE_S = 10  # longer than httpx, and so the official clients, keep a quiet connection: else both may act at once
@@ -202,7 +203,7 @@ def _uvicorn_config(assembly: Assembly, streams: Streams, observers: tuple[Obser
         server_header=False,
         log_config=None,
         access_log=False,  # the app's own knows more
-        timeout_graceful_shutdown=int(settings.drain_timeout_s) + 5,
+        timeout_graceful_shutdown=int(settings.drain_timeout_s) + BACKSTOP_S,
     )
 
 

@@ -20,6 +20,8 @@ from mtplx.server.error_bodies import is_planned
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}  # Unicode's, that JSON leaves as they are
+
 log = logging.getLogger(__name__)
 
 
@@ -36,8 +38,8 @@ CHUNKS = EventStyle(is_named=False, keep_alive=KEEP_ALIVE, done=DONE)
 
 
 def event(payload: Any, *, is_named: bool = False) -> bytes:
-    """One event whose data is `payload` as JSON on one line."""
-    data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """One event whose data is `payload` as JSON on one line, whatever a client takes for a line's end."""
+    data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_LINE_ENDS)
     name = f"event: {payload['type']}\n" if is_named else ""
     return f"{name}data: {data}\n\n".encode()
 

@@ -50,10 +50,18 @@ def test_ids_that_the_model_does_not_have_are_refused_before_anything_runs(engin
 
 
 def test_wrong_kinds_of_parameters_name_the_field() -> None:
-    with pytest.raises(RequestError, match="stop is a tuple"):
-        SamplingParams(stop="and")  # type: ignore[arg-type]
+    for wrong in ("and", None, 5):
+        with pytest.raises(RequestError, match="stop must be a tuple of strings, got"):
+            SamplingParams(stop=wrong)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["and"]).stop == ["and"]  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="seed must be a number"):
         SamplingParams(seed="a")  # type: ignore[arg-type]
+
+
+def test_parameters_for_each_prompt_are_refused_in_words(engine: Engine) -> None:
+    for wrong in ([GREEDY, GREEDY], {"max_tokens": 2}, []):
+        with pytest.raises(RequestError, match="params must be one SamplingParams for all prompts, got"):
+            engine.generate(["x", "y"], wrong)  # type: ignore[arg-type]
 
 
 def test_a_closed_engine_says_so() -> None:

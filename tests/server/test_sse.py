@@ -8,8 +8,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtplx.server.choice_text import Delta
@@ -26,12 +27,23 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 @given(st.text())
+@example("one\u2028two\u2029three\x85four\x0bfive\x1csix")
 def test_an_event_is_one_line_whatever_the_text(text: str) -> None:
     data = event({"text": text})
     assert data.startswith(b"data: ")
     assert data.endswith(b"\n\n")
-    assert not set(data[:-2]) & {0x0A, 0x0D}
+    assert len(data.decode().splitlines()) == 2, "it and an empty one, also by Unicode's rules"
     assert json.loads(data.removeprefix(b"data: ")) == {"text": text}
+
+
+@given(st.text(alphabet="\u2028\u2029\x85\r\né"))
+def test_readers_that_split_lines_as_unicode_does_get_it_whole(text: str) -> None:
+    lines = httpx.Response(200, content=event({"text": text})).iter_lines()
+    assert [json.loads(line.removeprefix("data: ")) for line in lines if line] == [{"text": text}]
+
+
+def test_other_characters_are_sent_as_they_are() -> None:
+    assert event("Köln \u20ac 🙂") == 'data: "Köln € 🙂"\n\n'.encode()
 
 
 def test_numbers_that_json_lacks_are_never_sent() -> None:

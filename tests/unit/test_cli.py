@@ -181,6 +181,24 @@ def test_status_is_a_table_of_all_fields(api: FakeApi, capsys: pytest.CaptureFix
     }
 
 
+def test_status_shows_fields_inside_others_one_a_line(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = {"source": "cached", "step": {"1": 2.5, "2": 3.0}}
+    api.pages["/v1/status"] = Page(
+        {"drafts": {"num_drafts": 3, "last_depths": [1, 0], "costs_ms": costs}, "model": "m"}
+    )
+    assert main(["status", "--url", api.url]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert [(len(line) - len(line.lstrip()), " ".join(line.split())) for line in lines] == [
+        (1, "drafts"),
+        (3, "num drafts 3"),
+        (3, "last depths 1, 0"),
+        (3, "costs ms"),
+        (5, "source cached"),
+        (5, "step 1: 2.5, 2: 3.0"),
+        (1, "model m"),
+    ]
+
+
 def test_status_as_json_is_the_page(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", api.url, "--json", "--api-key", "k"]) == 0
     assert json.loads(capsys.readouterr().out) == STATUS
