@@ -1,5 +1,6 @@
 #!/bin/sh
 # The API by hand. Start a server first: mtplx serve
+# Usage: curl.sh [BASE_URL [MODEL]], where the base URL ends in /v1: sh examples/curl.sh http://127.0.0.1:8000/v1
 set -eu
 base_url="${1:-http://127.0.0.1:8000/v1}"
 model="${2:-smollm2-135m-instruct}"
