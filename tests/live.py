@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ def live_server(
     service._server.config.timeout_keep_alive = KEEP_ALIVE_S
     thread = threading.Thread(target=_serve, args=(service, listener))
     thread.start()
+    while thread.is_alive() and not service._server.started:
+        time.sleep(0.001)  # what it prints at its start is not of what the test does
     limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S)
     client = httpx.Client(base_url=url, timeout=PATIENCE_S, limits=limits, verify=False)  # certificates take 20 ms
     try:
