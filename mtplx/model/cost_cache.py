@@ -1,7 +1,7 @@
 """Measured costs, kept from one start to the next. A file that is damaged, or isn't true any more, is measured anew.
 
 Costs follow from the machine, the model, what computes it and with how many threads: all of that is in the file, and
-its checksum is the file's name.
+its checksum and the format are the file's name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -24,6 +24,7 @@ from mtplx.model.machine import cpu_name, physical_cores
 from mtplx.model.runner import Runner, drafting_runner
 
 FOLDER = "costs"
+_FORMAT: Final = 2  # in the name too, so that files of another are left alone
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class CostFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    format_version: Literal[2] = 2
+    format_version: Literal[2] = _FORMAT
     setup: Setup
     step_s: Annotated[list[StepSeconds], Field(min_length=1)]
     step_after_draft_s: Annotated[list[StepSeconds], Field(min_length=1)]
@@ -63,7 +64,7 @@ def load_costs(
     if root is None:
         return measure_costs(runner, max_tokens=max_tokens, clock=clock)
     setup = _setup(runner, fingerprint, threads, max_tokens)
-    path = root / FOLDER / f"{_key(setup)}.json"
+    path = root / FOLDER / f"{_key(setup)}.v{_FORMAT}.json"
     kept = _read(path, setup)
     if kept is not None and still_hold(runner, kept, clock):
         return kept
