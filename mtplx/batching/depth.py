@@ -196,7 +196,7 @@ class AdaptiveDepth:
         self._none.save(step_s)
         if any(depths) and self._tries_none(rows, row_survivals, depths, num_other_tokens):
             return [0] * len(rows)
-        self._probe(rows, depths, base)
+        self._probe(rows, depths, base, step_s)
         return depths
 
     def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int) -> list[int]:
@@ -245,21 +245,19 @@ class AdaptiveDepth:
         gain_s = step_s - len(rows) / rate_of(depths, row_survivals, self._costs, num_other_tokens)
         return self._none.is_due(max(gain_s, _LEAST_GAIN * step_s), _RUN)
 
-    def _probe(self, rows: Seq[DraftRow], depths: list[int], base: int) -> None:
-        """Deepens one row by one draft if that is due; changes `depths`."""
+    def _probe(self, rows: Seq[DraftRow], depths: list[int], base: int, step_s: float) -> None:
+        """Deepens one row by one draft if that is due, in a step of `step_s` without; changes `depths`."""
         open_rows = [index for index, row in enumerate(rows) if not row.made and depths[index] < row.limit]
         if not open_rows:
             return
         is_in_run = self._more.num_left > 0
         index = min(open_rows, key=lambda index: (self._turn(rows[index].seq_id, is_in_run), rows[index].seq_id))
         row, costs = rows[index], self._costs
-        is_drafting = any(depth for row, depth in zip(rows, depths, strict=True) if not row.made)
         is_deepest = depths[index] == max(depths)
         num_head_tokens = 1 + (row.num_unprimed if depths[index] == 0 else 0)
-        step_s = costs.step_s(base, sum(depths), is_after_draft=is_drafting)
         cost_s = costs.step_s(base, sum(depths) + 1, is_after_draft=True) - step_s
         cost_s += costs.draft.of(int(is_deepest), num_head_tokens)
-        if not self._more.is_due(max(cost_s, _LEAST_COST * step_s), 1 if is_drafting else _RUN):
+        if not self._more.is_due(max(cost_s, _LEAST_COST * step_s), 1 if self._chose_drafts else _RUN):
             return
         depths[index] += 1
         self._num_probes += not is_in_run

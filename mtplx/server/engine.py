@@ -179,12 +179,14 @@ class EngineCore:
         self.counters.note_starts(plan, decoding_ids)
         num_failed = self.counters.num_failed_steps
         sampled = self._compute(plan)
+        has_raised = self.counters.num_failed_steps > num_failed
+        self._count_in_a_row([row.outcome for row in sampled], has_raised=has_raised)
         events = self.scheduler.commit(plan, [row.outcome for row in sampled])
         self.counters.count_step(plan, len(decoding_ids), self._clock())
         self.counters.step_started_at_s = None
         outputs = self._outputs(plan, sampled, events)
         self._count_drafts(outputs, decoding_ids)
-        if self.counters.num_failed_steps == num_failed:
+        if not has_raised:
             self._tell_cost(plan, self._clock() - start_s)
         self.recorder.lap(Stage.COMMIT)
         self.recorder.end(plan, outputs, is_decode=len(decoding_ids) == plan.width)
@@ -246,25 +248,16 @@ class EngineCore:
                 self.counters.drafts.count(output.num_draft_tokens, output.num_accepted_tokens)
 
     def _compute(self, plan: StepPlan) -> list[SampledRow]:
-        """Forward and next tokens of every row; a row that can't be computed carries an error instead.
-
-        Raises:
-            EngineDeadError: nothing could be computed, as in many steps before.
-        """
-        num_failed = self.counters.num_failed_steps
+        """Forward and next tokens of every row; a row that can't be computed carries an error instead."""
         try:
             logits_WV = self.runner.run(plan)
         except Exception:
             # Anything can come out of a forward pass, and one request must not take the others down.
             log.exception("a step of %d rows failed; running its rows one by one", plan.width)
             self.counters.num_failed_steps += 1
-            sampled = [self._compute_row(row) for row in plan.rows]  # running a row again changes nothing
-        else:
-            self.recorder.lap(Stage.FORWARD)
-            sampled = self._sample(plan, logits_WV)
-        has_raised = self.counters.num_failed_steps > num_failed
-        self._count_in_a_row([row.outcome for row in sampled], has_raised=has_raised)
-        return sampled
+            return [self._compute_row(row) for row in plan.rows]  # running a row again changes nothing
+        self.recorder.lap(Stage.FORWARD)
+        return self._sample(plan, logits_WV)
 
     def _tell_cost(self, plan: StepPlan, step_s: float) -> None:
         """Lets the depth policy hear what a step took beside its drafts, planning and committing them included."""
@@ -300,7 +293,11 @@ class EngineCore:
         return sampled
 
     def _count_in_a_row(self, outcomes: Sequence[RowOutcome], *, has_raised: bool) -> None:
-        """Steps that only compute prompts count neither way: they don't show that anybody gets a token."""
+        """Steps that only compute prompts count neither way: they don't show that anybody gets a token.
+
+        Raises:
+            EngineDeadError: nothing could be computed, as in many steps before.
+        """
         if any(outcome.token_ids for outcome in outcomes):
             self._num_failed_in_a_row = 0
         elif has_raised and all(outcome.error for outcome in outcomes):

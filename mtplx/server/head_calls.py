@@ -90,8 +90,9 @@ class HeadCalls:
         self._num_failed_in_a_row = 0
         num_levels = max(request.depth for request in requests)
         num_tokens = sum(len(request.token_ids) + max(0, request.depth - 1) for request in requests)
-        self.seconds_of_step += self._clock() - start_s
-        self._scheduler.speculator.policy.drafted(num_levels, num_tokens, self.seconds_of_step)
+        draft_s = self._clock() - start_s
+        self.seconds_of_step += draft_s
+        self._scheduler.speculator.policy.drafted(num_levels, num_tokens, draft_s)
         return drafts
 
     def _count_failed(self) -> None:
