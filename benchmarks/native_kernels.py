@@ -28,7 +28,15 @@ import numpy as np
 from benchmarks.plots import Plot
 from benchmarks.report import Row, criterion, median_and_spread, publish
 from benchmarks.ways import bits_of
-from benchmarks.yardsticks import Call, Yardsticks, best_int8_engine, int8_product, make_yardsticks, steady_seconds
+from benchmarks.yardsticks import (
+    TORCH_LIMITS,
+    Call,
+    Yardsticks,
+    int8_product,
+    limit_torch,
+    make_yardsticks,
+    steady_seconds,
+)
 from mtplx.batching.state import Row as PlanRow
 from mtplx.batching.state import StepPlan
 from mtplx.model.machine import physical_cores
@@ -119,17 +127,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="where the JSON goes; default: the results folder")
     parser.add_argument("--build", help="avx512, avx2, neon or portable; default: the best")
+    parser.add_argument("--limit-torch", choices=TORCH_LIMITS, help="hold PyTorch to the instructions of this build")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--passes", type=int, default=7, help="timed passes a case")
     parser.add_argument("--models", nargs="*", default=["smollm2-135m-instruct"], help="whose steps are measured")
     parser.add_argument("--formats", nargs="*", choices=[*FORMATS, TORCH_INT8], default=DEFAULT_FORMATS)
     arguments = parser.parse_args()
+    if arguments.limit_torch:
+        limit_torch(arguments.limit_torch)
     library = load_library(arguments.build)
     with library.open_pool(arguments.threads) as pool:
         yardsticks = make_yardsticks(library, pool, arguments.threads)
         linears: list[Measured] = []
         for name in arguments.formats:
-            cases = torch_cases() if name == TORCH_INT8 else linear_cases(library, pool, name)
+            cases = torch_cases(yardsticks.int8_engine) if name == TORCH_INT8 else linear_cases(library, pool, name)
             linears += measure(cases, yardsticks, arguments.passes)
         attentions = measure(attention_cases(library, pool), yardsticks, arguments.passes)
         steps: list[Measured] = []
@@ -139,6 +150,7 @@ def main() -> None:
                 threads=arguments.threads,
                 kv_cache_tokens=WIDTHS[-1] * BLOCK_TOKENS,
                 max_model_len=BLOCK_TOKENS,
+                build=arguments.build,
             )
             steps += measure(step_cases(runner), yardsticks, arguments.passes)
             runner.close()
@@ -170,9 +182,8 @@ def linear_cases(library: NativeLibrary, pool: Pool, name: str) -> list[Case]:
     return cases
 
 
-def torch_cases() -> list[Case]:
+def torch_cases(engine: str) -> list[Case]:
     """PyTorch's dynamic int8 linears on the same shapes."""
-    engine = best_int8_engine()
     num_weights = sum(num_rows * num_cols for num_rows, num_cols in SHAPES)
     cases = []
     for width in TORCH_WIDTHS:

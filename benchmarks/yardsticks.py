@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +16,10 @@ from mtplx.model.native.operations import read_sum
 
 READ_BYTES = 256 << 20
 PEAK_ROWS, PEAK_OUTPUTS, PEAK_INPUTS = 256, 3072, 576  # gate and up projection of SmolLM2-135M, on many rows
+TORCH_LIMITS = {  # by a build of ours: the instructions that its machine has at most, in the words of fbgemm and oneDNN
+    "avx2": ("AVX2", "AVX2"),
+    "avx512": ("AVX512_VNNI", "AVX512_CORE_VNNI"),
+}
 SPIN_S = 0.01  # longer than PyTorch's threads go on spinning, on cores that others need, after their work
 
 Call = Callable[[], object]
@@ -21,10 +27,11 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Yardsticks:
-    """`peaks` are PyTorch's matrix products by number type, the fastest engine of each."""
+    """`peaks` are PyTorch's matrix products by number type, of int8 with the fastest engine."""
 
     read: Call
     peaks: Mapping[str, Call]
+    int8_engine: str
 
     def bandwidth(self) -> float:
         """Bytes a second of one reading of 256 MiB."""
@@ -37,17 +44,25 @@ class Yardsticks:
         return 2.0 * PEAK_ROWS * PEAK_OUTPUTS * PEAK_INPUTS / elapsed_s
 
 
+def limit_torch(build: str) -> None:
+    """Holds PyTorch, not loaded yet, to the instructions that a build of ours uses, so that both do with the same."""
+    if "torch" in sys.modules:
+        raise RuntimeError("PyTorch is loaded already, and has chosen its instructions")
+    os.environ["FBGEMM_ENABLE_INSTRUCTIONS"], os.environ["ONEDNN_MAX_CPU_ISA"] = TORCH_LIMITS[build]
+
+
 def make_yardsticks(library: NativeLibrary, pool: Pool, threads: int) -> Yardsticks:
     import torch
 
     torch.set_num_threads(threads)
     data = np.ones(READ_BYTES, dtype=np.uint8)
     x, weights = torch.randn(PEAK_ROWS, PEAK_INPUTS), torch.randn(PEAK_OUTPUTS, PEAK_INPUTS)
+    engine = best_int8_engine()
     peaks = {
-        "int8": int8_product(best_int8_engine(), PEAK_ROWS, PEAK_OUTPUTS, PEAK_INPUTS),
+        "int8": int8_product(engine, PEAK_ROWS, PEAK_OUTPUTS, PEAK_INPUTS),
         "float32": lambda: torch.nn.functional.linear(x, weights),
     }
-    return Yardsticks(lambda: read_sum(library, pool, data), peaks)
+    return Yardsticks(lambda: read_sum(library, pool, data), peaks, engine)
 
 
 def best_int8_engine() -> str:

@@ -41,20 +41,21 @@ def load_native_runner(
     head: HeadFile | None = None,
     head_quantization: Quantization = "int8",
     root: Path | None = None,
+    build: str | None = None,
     say: Say = say_on_stderr,
 ) -> NativeRunner:
     """Returns a runner for the model, drafting where a head is given that `check_head` has passed.
 
     `max_running` only sizes the cache where `kv_cache_tokens` is None. `head_quantization` is a draft head's own: what
     it guesses is checked, so what counts is how soon it guesses. `root` is the cache folder that packed weights are
-    kept in, by default the user's.
+    kept in, by default the user's. `build` names the kernels' build, by default the best that this machine runs.
 
     Raises:
         ConfigError: a cache that this machine has no memory for, or a quantisation that would round a second time.
         ModelError: the model is damaged, or it or the head can't be served natively; one sentence says why.
     """
     try:
-        library = load_library()
+        library = load_library(build)
     except NativeUnavailableError as error:
         raise ModelError(f"the native runner isn't available: {error}") from error
     spec, shape = read_spec(model.path), read_shape(model.path)

@@ -122,26 +122,31 @@ inline void dot_nibbles(const uint8_t *weights, const GroupInput &input, Ints (*
         for (int part = 0; part < 2; part++) sums[m][part] += (Ints)_mm256_madd_epi16(pairs[m][part], ones);
 }
 
-// Bytes times int8 overflow int16, so even and odd k are widened apart and multiplied as int16.
+// Bytes times int8 overflow int16, so even and odd k are widened apart and multiplied as int16. One half of the panel
+// after the other: registers then hold the sums of eight rows.
 template <int M>
 inline void dot_bytes(const uint8_t *weights, const GroupInput &input, Ints (*sums)[PARTS]) {
     const __m256i even_bytes = _mm256_set1_epi16(255);
-#pragma GCC unroll 1
-    for (int j = 0; j < 8; j++) {
-        const __m256i left = load<__m256i>(weights + 64 * j), right = load<__m256i>(weights + 64 * j + 32);
 #pragma GCC unroll 2
-        for (int odd = 0; odd < 2; odd++) {
-            const __m256i a = odd ? _mm256_srli_epi16(left, 8) : _mm256_and_si256(left, even_bytes);
-            const __m256i b = odd ? _mm256_srli_epi16(right, 8) : _mm256_and_si256(right, even_bytes);
+    for (int part = 0; part < PARTS; part++) {
+        Ints of_part[M];
 #pragma GCC unroll 8
-            for (int m = 0; m < M; m++) {
-                const __m256i two = _mm256_set1_epi32(four_bytes(input.wide + 32 * m + 4 * j + 2 * odd));
-                sums[m][0] += (Ints)_mm256_madd_epi16(a, two);
-                sums[m][1] += (Ints)_mm256_madd_epi16(b, two);
-                in_order(sums[m][0]);
-                in_order(sums[m][1]);
+        for (int m = 0; m < M; m++) of_part[m] = sums[m][part];
+#pragma GCC unroll 2
+        for (int j = 0; j < 8; j++) {
+            const __m256i line = load<__m256i>(weights + LINE * j + 32 * part);
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; odd++) {
+                const __m256i codes = odd ? _mm256_srli_epi16(line, 8) : _mm256_and_si256(line, even_bytes);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; m++) {
+                    const __m256i two = _mm256_set1_epi32(four_bytes(input.wide + 32 * m + 4 * j + 2 * odd));
+                    of_part[m] += (Ints)_mm256_madd_epi16(codes, two);
+                }
             }
         }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) sums[m][part] = of_part[m];
     }
 }
 
