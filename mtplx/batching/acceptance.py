@@ -33,10 +33,10 @@ class AcceptanceBook(Generic[K]):
         self._common = self._common.after(num_drafts, num_accepted, keep=_KEEP_COMMON)
         self._priors = None
 
-    def fade(self, key: K, depth: int) -> None:
-        """Says that drafts from `depth` on could have been made and weren't: bad luck must not last."""
+    def fade(self, key: K, depth: int, num_steps: int = 1) -> None:
+        """Says that for so many steps drafts from `depth` on weren't made: bad luck must not last."""
         if key in self._own:
-            self._own[key] = self._own[key].faded(depth, keep=_KEEP_IDLE)
+            self._own[key] = self._own[key].faded(depth, keep=_KEEP_IDLE**num_steps)
 
     def fade_common(self, depth: int) -> None:
         """The same of all keys together: without it what looks bad to everybody is never tried again."""

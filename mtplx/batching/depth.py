@@ -19,6 +19,7 @@ _LEAST_COST = 0.05  # of a step, that a probe is taken to cost: so probes stay r
 _LEAST_GAIN = 0.2  # and that drafts are taken to gain where steps go without: so these stay rare where it is little
 _TRUST_IN_PROBES = 4.0  # beside a step of the kind that is chosen: they are rare,
 _TRUST_IN_CHANGES = 0.2  # and in the first step after one of the other kind
+_REST = 8  # steps with the same rows before it is thought over again whether drafts would pay
 _RUN = 2  # steps of a probe that changes to drafts or from them: the first finds the caches as the others left them
 
 _NO_ROOM = "no request had room or leave for a draft"
@@ -160,6 +161,8 @@ class AdaptiveDepth:
         self._is_asked = self._was_asked = False  # the head, for this step and the one before
         self._chose_drafts = True
         self._had_room = True
+        self._resting: tuple[int, ...] = ()  # the rows for which drafts don't pay, by seq_id,
+        self._num_rested = 0  # and the steps since that was found
 
     @property
     def costs(self) -> Costs:
@@ -184,16 +187,19 @@ class AdaptiveDepth:
         self._was_asked, self._is_asked = self._is_asked, False
         if not rows:
             return []
+        base = len(rows) + num_other_tokens
+        if self._rests(rows):
+            self._save(self._costs.step.of(base))
+            return [0] * len(rows)
         self._had_room = any(row.limit for row in rows)
         row_survivals = [row.made or self._book.survivals(row.seq_id, row.limit) for row in rows]
         depths = choose_depths(row_survivals, self._costs, num_other_tokens, [bool(row.made) for row in rows])
         asked = [depth for row, depth in zip(rows, depths, strict=True) if not row.made]
         self._chose_drafts = any(asked) if asked else self._chose_drafts
-        self._fade(rows, depths)
-        base = len(rows) + num_other_tokens
+        self._fade(rows, depths, 1 + self._num_rested)
+        self._resting, self._num_rested = () if any(depths) else tuple(row.seq_id for row in rows), 0
         step_s = self._costs.step_s(base, sum(depths), is_after_draft=any(asked))
-        self._more.save(step_s)
-        self._none.save(step_s)
+        self._save(step_s)
         if any(depths) and self._tries_none(rows, row_survivals, depths, num_other_tokens):
             return [0] * len(rows)
         self._probe(rows, depths, base, step_s)
@@ -228,12 +234,25 @@ class AdaptiveDepth:
         self._book.forget(seq_id)
         self._probed_at.pop(seq_id, None)
 
-    def _fade(self, rows: Seq[DraftRow], depths: Seq[int]) -> None:
+    def _rests(self, rows: Seq[DraftRow]) -> bool:
+        """Whether drafts were found not to pay for these rows a few steps ago: to think takes time too."""
+        if self._num_rested == _REST or self._more.num_left or any(row.made for row in rows):
+            return False
+        if self._resting != tuple(row.seq_id for row in rows):
+            return False
+        self._num_rested += 1
+        return True
+
+    def _save(self, step_s: float) -> None:
+        self._more.save(step_s)
+        self._none.save(step_s)
+
+    def _fade(self, rows: Seq[DraftRow], depths: Seq[int], num_steps: int) -> None:
         """A row that had bad luck takes the server's acceptance again with time."""
         for row, depth in zip(rows, depths, strict=True):
             num_asked = 0 if row.made else depth
             if num_asked < row.limit:
-                self._book.fade(row.seq_id, num_asked)
+                self._book.fade(row.seq_id, num_asked, num_steps)
 
     def _tries_none(
         self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int
