@@ -18,9 +18,11 @@ PROBE_SHARE_OF_NONE = 0.005
 _LEAST_COST = 0.05  # of a step, that a probe is taken to cost: so probes stay rare where the costs are wrong,
 _LEAST_GAIN = 0.2  # and that drafts are taken to gain where steps go without: so these stay rare where it is little
 _TRUST_IN_PROBES = 4.0  # beside a step of the kind that is chosen: they are rare,
-_TRUST_IN_CHANGES = 0.2  # and in the first step after one of the other kind
-_REST = 8  # steps with the same rows before it is thought over again whether drafts would pay
-_RUN = 2  # steps of a probe that changes to drafts or from them: the first finds the caches as the others left them
+_TRUST_IN_CHANGES = 0.2  # and in the first steps after one of the other kind
+_MARGIN = 0.03  # that drafts must promise after steps without any: luck looks like gain
+_MOST_REST = 5  # steps with the same rows before their depths are thought over again, if they were right the last times
+_CHANGE = 1  # steps with drafts that find the caches as those without left them,
+_CHANGE_BACK = 3  # and steps without behind those with
 
 _NO_ROOM = "no request had room or leave for a draft"
 
@@ -159,10 +161,11 @@ class AdaptiveDepth:
         self._probed_at: dict[int, int] = {}  # by seq_id, in probes
         self._num_probes = 0
         self._is_asked = self._was_asked = False  # the head, for this step and the one before
+        self._num_alike = 0  # steps before this one that were of its kind
         self._chose_drafts = True
         self._had_room = True
-        self._resting: tuple[int, ...] = ()  # the rows for which drafts don't pay, by seq_id,
-        self._num_rested = 0  # and the steps since that was found
+        self._depths: dict[int, int] = {}  # by seq_id, as they were last thought over,
+        self._num_rested = self._rest = 0  # the steps since, and those until they are thought over again
 
     @property
     def costs(self) -> Costs:
@@ -189,15 +192,18 @@ class AdaptiveDepth:
             return []
         base = len(rows) + num_other_tokens
         if self._rests(rows):
-            self._save(self._costs.step.of(base))
-            return [0] * len(rows)
+            depths = [min(self._depths[row.seq_id], row.limit) for row in rows]
+            self._save(self._costs.step_s(base, sum(depths), is_after_draft=any(depths)))
+            return depths
         self._had_room = any(row.limit for row in rows)
         row_survivals = [row.made or self._book.survivals(row.seq_id, row.limit) for row in rows]
         depths = choose_depths(row_survivals, self._costs, num_other_tokens, [bool(row.made) for row in rows])
+        if any(depths) and self._is_luck(rows, row_survivals, depths, num_other_tokens):
+            depths = [0] * len(rows)
         asked = [depth for row, depth in zip(rows, depths, strict=True) if not row.made]
         self._chose_drafts = any(asked) if asked else self._chose_drafts
         self._fade(rows, depths, 1 + self._num_rested)
-        self._resting, self._num_rested = () if any(depths) else tuple(row.seq_id for row in rows), 0
+        self._keep({row.seq_id: 0 if row.made else depth for row, depth in zip(rows, depths, strict=True)})
         step_s = self._costs.step_s(base, sum(depths), is_after_draft=any(asked))
         self._save(step_s)
         if any(depths) and self._tries_none(rows, row_survivals, depths, num_other_tokens):
@@ -219,7 +225,8 @@ class AdaptiveDepth:
         self._book.verified(seq_id, num_drafts, num_accepted)
 
     def stepped(self, num_tokens: int, seconds: float) -> None:
-        if self._is_asked != self._was_asked:
+        self._num_alike = self._num_alike + 1 if self._is_asked == self._was_asked else 0
+        if self._num_alike < (_CHANGE if self._is_asked else _CHANGE_BACK):
             trust = _TRUST_IN_CHANGES
         else:
             trust = 1.0 if self._is_asked == self._chose_drafts else _TRUST_IN_PROBES
@@ -233,15 +240,33 @@ class AdaptiveDepth:
     def forget(self, seq_id: int) -> None:
         self._book.forget(seq_id)
         self._probed_at.pop(seq_id, None)
+        self._depths.pop(seq_id, None)
 
     def _rests(self, rows: Seq[DraftRow]) -> bool:
-        """Whether drafts were found not to pay for these rows a few steps ago: to think takes time too."""
-        if self._num_rested == _REST or self._more.num_left or any(row.made for row in rows):
+        """Whether depths for these rows were chosen a few steps ago: to think takes time too."""
+        is_probing = self._more.num_left or self._none.num_left
+        if self._num_rested >= self._rest or is_probing or any(row.made for row in rows):
             return False
-        if self._resting != tuple(row.seq_id for row in rows):
+        if list(self._depths) != [row.seq_id for row in rows]:
             return False
         self._num_rested += 1
         return True
+
+    def _keep(self, depths: dict[int, int]) -> None:
+        self._rest = min(_MOST_REST, 2 * self._rest + 1) if depths == self._depths else 0
+        self._depths, self._num_rested = depths, 0
+
+    def _is_luck(
+        self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int
+    ) -> bool:
+        """Whether the steps before had no drafts and these depths promise hardly more.
+
+        Whoever is near to break even would change for ever, and each change costs what the caches held.
+        """
+        if any(row.made or self._depths.get(row.seq_id, 1) for row in rows):
+            return False
+        plain_rate = len(rows) / self._costs.step.of(len(rows) + num_other_tokens)
+        return rate_of(depths, row_survivals, self._costs, num_other_tokens) < (1.0 + _MARGIN) * plain_rate
 
     def _save(self, step_s: float) -> None:
         self._more.save(step_s)
@@ -262,7 +287,7 @@ class AdaptiveDepth:
             return False
         step_s = self._costs.step.of(len(rows) + num_other_tokens)
         gain_s = step_s - len(rows) / rate_of(depths, row_survivals, self._costs, num_other_tokens)
-        return self._none.is_due(max(gain_s, _LEAST_GAIN * step_s), _RUN)
+        return self._none.is_due(max(gain_s, _LEAST_GAIN * step_s), _CHANGE_BACK + 1)
 
     def _probe(self, rows: Seq[DraftRow], depths: list[int], base: int, step_s: float) -> None:
         """Deepens one row by one draft if that is due, in a step of `step_s` without; changes `depths`."""
@@ -276,7 +301,7 @@ class AdaptiveDepth:
         num_head_tokens = 1 + (row.num_unprimed if depths[index] == 0 else 0)
         cost_s = costs.step_s(base, sum(depths) + 1, is_after_draft=True) - step_s
         cost_s += costs.draft.of(int(is_deepest), num_head_tokens)
-        if not self._more.is_due(max(cost_s, _LEAST_COST * step_s), 1 if self._chose_drafts else _RUN):
+        if not self._more.is_due(max(cost_s, _LEAST_COST * step_s), 1 if self._chose_drafts else _CHANGE + 1):
             return
         depths[index] += 1
         self._num_probes += not is_in_run

@@ -16,7 +16,8 @@ _FIRST_GUESS = 0.6  # acceptance of a position before anything was seen
 _SERVER_WEIGHT = 8.0  # observations that the first guess counts for beside the server's,
 _ROW_WEIGHT = 16.0  # and that the server's acceptance counts for beside the row's
 _LEAST_SURVIVAL = 0.02
-_MAX_CORRECTION = 0.05  # of one observed time: an outlier moves a table no further than this
+_MAX_PACE, _MIN_PACE = 0.05, 0.005  # the most that one observed time moves what is believed, when all is new or settled
+_FASTER, _SLOWER = 1.2, 0.8  # how the pace changes when a time errs to the same side as the one before, and when not
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,31 @@ def survivals(row: Acceptance, server_priors: Seq[float], limit: int) -> list[fl
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How far one observed time may move a belief, so that it comes quickly to where times are and then stays there.
+
+    The limit grows while times err to the same side and shrinks when they don't, so that a belief settles near the
+    median of what is observed, whatever the outliers.
+    """
+
+    limit: float = _MAX_PACE  # of the logarithm
+    was_longer: bool = False
+
+    def towards(self, observed_s: float, expected_s: float, trust: float) -> tuple[float, Pace]:
+        """The logarithm of what to multiply the expected time with, and the pace from then on.
+
+        `trust` is the weight of this observation beside a usual one.
+        """
+        if observed_s <= 0.0 or expected_s <= 0.0:
+            return 0.0, self
+        error, most = math.log(observed_s / expected_s), trust * self.limit
+        is_longer = error > 0.0
+        factor = _FASTER if is_longer == self.was_longer else _SLOWER
+        limit = max(_MIN_PACE, min(_MAX_PACE, self.limit * factor**trust))
+        return max(-most, min(most, error)), Pace(limit, is_longer)
+
+
+@dataclass(frozen=True, slots=True)
 class CostTable:
     """Seconds that a step takes by its number of tokens, which rises in stairs on most machines.
 
@@ -87,6 +113,7 @@ class CostTable:
 
     seconds: tuple[float, ...]
     scale: float = 1.0
+    pace: Pace = Pace()
 
     def of(self, num_tokens: int) -> float:
         """Seconds of a step of so many tokens, at least one."""
@@ -104,15 +131,16 @@ class CostTable:
         this observation beside a usual one. More tokens never cost less: the sizes on either side follow where they
         would say so.
         """
-        half = math.exp(_correction(seconds, self.of(num_tokens), trust) / 2)
+        correction, pace = self.pace.towards(seconds, self.of(num_tokens), trust)
+        half = math.exp(correction / 2)
         index = num_tokens - 1
         if index >= len(self.seconds):
-            return replace(self, scale=self.scale * half)
+            return replace(self, scale=self.scale * half, pace=pace)
         moved = self.seconds[index] * half
         begin = bisect_left(self.seconds, moved, hi=index)  # where fewer tokens would cost more,
         end = bisect_right(self.seconds, moved, lo=num_tokens)  # and more of them less
         entries = (*self.seconds[:begin], *(moved,) * (end - begin), *self.seconds[end:])
-        return CostTable(entries, self.scale * half)
+        return CostTable(entries, self.scale * half, pace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +149,16 @@ class DraftCost:
 
     per_level_s: float = 0.0
     per_token_s: float = 0.0
+    pace: Pace = Pace()
 
     def of(self, num_levels: int, num_tokens: int) -> float:
         return self.per_level_s * num_levels + self.per_token_s * num_tokens
 
     def corrected(self, num_levels: int, num_tokens: int, seconds: float, trust: float = 1.0) -> DraftCost:
         """Scaled a little towards one observed time; `trust` as in `CostTable.corrected`."""
-        factor = math.exp(_correction(seconds, self.of(num_levels, num_tokens), trust))
-        return DraftCost(self.per_level_s * factor, self.per_token_s * factor)
+        correction, pace = self.pace.towards(seconds, self.of(num_levels, num_tokens), trust)
+        factor = math.exp(correction)
+        return DraftCost(self.per_level_s * factor, self.per_token_s * factor, pace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +270,3 @@ def _can_pay(ranked: Seq[_Candidate], num_rows: int, base: int, costs: Costs, pl
 
 def _blend(accepted: float, tried: float, prior: float, weight: float) -> float:
     return (accepted + weight * prior) / (tried + weight)
-
-
-def _correction(observed_s: float, expected_s: float, trust: float = 1.0) -> float:
-    if observed_s <= 0.0 or expected_s <= 0.0:
-        return 0.0
-    most = trust * _MAX_CORRECTION
-    return max(-most, min(most, math.log(observed_s / expected_s)))
