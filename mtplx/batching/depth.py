@@ -191,8 +191,8 @@ class AdaptiveDepth:
         if not rows:
             return []
         base = len(rows) + num_other_tokens
-        if self._rests(rows):
-            depths = [min(self._depths[row.seq_id], row.limit) for row in rows]
+        if self._rests(rows, num_other_tokens):
+            depths = [min(self._depths.get(row.seq_id, 0), row.limit) for row in rows]
             self._save(self._costs.step_s(base, sum(depths), is_after_draft=any(depths)))
             return depths
         self._had_room = any(row.limit for row in rows)
@@ -201,7 +201,8 @@ class AdaptiveDepth:
         if any(depths) and self._is_luck(rows, row_survivals, depths, num_other_tokens):
             depths = [0] * len(rows)
         asked = [depth for row, depth in zip(rows, depths, strict=True) if not row.made]
-        self._chose_drafts = any(asked) if asked else self._chose_drafts
+        if asked and not num_other_tokens:
+            self._chose_drafts = any(asked)
         self._fade(rows, depths, 1 + self._num_rested)
         self._keep({row.seq_id: 0 if row.made else depth for row, depth in zip(rows, depths, strict=True)})
         step_s = self._costs.step_s(base, sum(depths), is_after_draft=any(asked))
@@ -242,12 +243,18 @@ class AdaptiveDepth:
         self._probed_at.pop(seq_id, None)
         self._depths.pop(seq_id, None)
 
-    def _rests(self, rows: Seq[DraftRow]) -> bool:
-        """Whether depths for these rows were chosen a few steps ago: to think takes time too."""
-        is_probing = self._more.num_left or self._none.num_left
-        if self._num_rested >= self._rest or is_probing or any(row.made for row in rows):
+    def _rests(self, rows: Seq[DraftRow], num_other_tokens: int) -> bool:
+        """Whether depths for these rows were chosen a few steps ago: to think takes time too.
+
+        Beside a prompt a few drafts cost little, but the head's own cache is to be built first: what drafts cost where
+        there are none otherwise. So a step with a prompt has none then.
+        """
+        if any(row.made for row in rows):
             return False
-        if list(self._depths) != [row.seq_id for row in rows]:
+        if num_other_tokens and not self._chose_drafts:
+            return True
+        is_probing = self._more.num_left or self._none.num_left
+        if self._num_rested >= self._rest or is_probing or list(self._depths) != [row.seq_id for row in rows]:
             return False
         self._num_rested += 1
         return True

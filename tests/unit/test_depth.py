@@ -187,3 +187,13 @@ def test_limits_are_kept_and_a_row_that_left_is_forgotten() -> None:
     policy.forget(1)
     assert policy.choose([DraftRow(1, 8, 1)], 0)[0] <= 1, "now it has the server's"
     assert FixedDepth(3).choose([DraftRow(1, 2, 1), DraftRow(2, 8, 1)], 0) == [2, 3]
+
+
+def test_a_prompt_in_the_step_is_no_reason_to_draft_where_drafts_do_not_pay() -> None:
+    policy, row = AdaptiveDepth(DEAR), DraftRow(0, 8, 1)
+    for _ in range(300):
+        policy.verified(0, 8, 8)
+    assert policy.choose([row], 0) == [0]
+    assert not policy.expects_drafts
+    assert policy.choose([row], 64) == [0], "one draft more would cost little there, its head's cache would not"
+    assert policy.choose([DraftRow(0, 8, 1, made=(1.0, 1.0))], 64) == [2]
