@@ -190,12 +190,12 @@ class AdaptiveDepth:
         self._was_asked, self._is_asked = self._is_asked, False
         if not rows:
             return []
+        self._had_room = any(row.limit for row in rows)
         base = len(rows) + num_other_tokens
         if self._rests(rows, num_other_tokens):
             depths = [min(self._depths.get(row.seq_id, 0), row.limit) for row in rows]
             self._save(self._costs.step_s(base, sum(depths), is_after_draft=any(depths)))
             return depths
-        self._had_room = any(row.limit for row in rows)
         row_survivals = [row.made or self._book.survivals(row.seq_id, row.limit) for row in rows]
         depths = choose_depths(row_survivals, self._costs, num_other_tokens, [bool(row.made) for row in rows])
         if any(depths) and self._is_luck(rows, row_survivals, depths, num_other_tokens):
