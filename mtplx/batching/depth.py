@@ -19,7 +19,8 @@ _LEAST_COST = 0.05  # of a step, that a probe is taken to cost: so probes stay r
 _LEAST_GAIN = 0.2  # and that drafts are taken to gain where steps go without: so these stay rare where it is little
 _TRUST_IN_PROBES = 4.0  # beside a step of the kind that is chosen: they are rare,
 _TRUST_IN_CHANGES = 0.2  # and in the first steps after one of the other kind
-_MARGIN = 0.03  # that drafts must promise after steps without any: luck looks like gain
+_MARGIN = 0.03  # of the time that drafts must save after steps without any: luck looks like gain
+_HORIZON = 64  # steps in which they must save what it takes to build the head's cache up to where they begin
 _MOST_REST = 5  # steps with the same rows before their depths are thought over again, if they were right the last times
 _CHANGE = 1  # steps with drafts that find the caches as those without left them,
 _CHANGE_BACK = 3  # and steps without behind those with
@@ -266,14 +267,17 @@ class AdaptiveDepth:
     def _is_luck(
         self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int
     ) -> bool:
-        """Whether the steps before had no drafts and these depths promise hardly more.
+        """Whether the steps before had no drafts and these depths save hardly any time, or less than it costs to begin.
 
         Whoever is near to break even would change for ever, and each change costs what the caches held.
         """
         if any(row.made or self._depths.get(row.seq_id, 1) for row in rows):
             return False
-        plain_rate = len(rows) / self._costs.step.of(len(rows) + num_other_tokens)
-        return rate_of(depths, row_survivals, self._costs, num_other_tokens) < (1.0 + _MARGIN) * plain_rate
+        emitted = sum(1.0 + sum(survivals[:depth]) for survivals, depth in zip(row_survivals, depths, strict=True))
+        plain_s = emitted * self._costs.step.of(len(rows) + num_other_tokens) / len(rows)
+        seconds = emitted / rate_of(depths, row_survivals, self._costs, num_other_tokens)
+        num_unprimed = sum(row.num_unprimed - 1 for row, depth in zip(rows, depths, strict=True) if depth)
+        return plain_s - seconds < _MARGIN * plain_s + self._costs.draft.per_token_s * num_unprimed / _HORIZON
 
     def _save(self, step_s: float) -> None:
         self._more.save(step_s)

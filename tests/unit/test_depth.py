@@ -197,3 +197,15 @@ def test_a_prompt_in_the_step_is_no_reason_to_draft_where_drafts_do_not_pay() ->
     assert not policy.expects_drafts
     assert policy.choose([row], 64) == [0], "one draft more would cost little there, its head's cache would not"
     assert policy.choose([DraftRow(0, 8, 1, made=(1.0, 1.0))], 64) == [2]
+
+
+def test_a_long_prompt_that_the_head_has_not_seen_must_be_earned() -> None:
+    policy = AdaptiveDepth(CHEAP)
+    for _ in range(300):
+        policy.verified(0, 8, 0)
+    assert policy.choose([DraftRow(0, 8, 1)], 0) == [0]
+    for _ in range(300):
+        policy.verified(0, 8, 8)
+    for _ in range(20):
+        assert policy.choose([DraftRow(0, 8, 100_000)], 0) == [0], "1,000 seconds to build, eight saved in each step"
+    assert any(policy.choose([DraftRow(0, 8, 200)], 0)[0] for _ in range(10))
