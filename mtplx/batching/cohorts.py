@@ -7,12 +7,14 @@ Knows sequences and their tokens; doesn't know what drafts cost, nor who else ma
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from mtplx.batching.acceptance import AcceptanceBook
 from mtplx.batching.sequences import SequenceTable
-from mtplx.batching.state import Sequence
+from mtplx.batching.state import Likely, Sequence
 from mtplx.batching.suffix_index import MAX_MATCH, Run, SuffixIndex
 
 COMMON_TOKENS = 32
@@ -20,6 +22,9 @@ COMMON_TOKENS = 32
 
 MAX_IDLE = 64
 """Cohorts that are remembered without a member."""
+
+Luck = Callable[[int, int, int, Likely], int]
+"""Which of a few ids a sequence would draw so far behind a position, if these were all that could come there."""
 
 
 @dataclass(slots=True)
@@ -77,6 +82,7 @@ class Member:
     cohort: Cohort
     end: int  # the position of its last token in the index
     num_indexed: int  # of its tokens
+    likely: dict[int, Likely] = field(default_factory=dict)  # by position, of tokens that aren't in the index yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,11 @@ class Cohorts:
         self._cohorts: dict[CohortKey, Cohort] = {}  # the one joined longest ago first
         self._books: tuple[AcceptanceBook[CohortKey], ...] = tuple(AcceptanceBook() for _ in range(1 + len(_CLASSES)))
         self._num_saved_tokens = 0  # by members that have left
+        self._luck: Luck | None = None
+
+    def use_luck(self, luck: Luck) -> None:
+        """Lets runs go where a request's own noise would lead it, of the ways that the others might have gone."""
+        self._luck = luck
 
     def sync(self, table: SequenceTable) -> None:
         """Lets in who runs and isn't a member, adds what members have said since, and lets go of who has ended."""
@@ -121,7 +132,9 @@ class Cohorts:
     def find(self, sequence: Sequence, guesses: Seq[int], max_tokens: int) -> Run | None:
         """What the texts of a member's cohort go on with after its tokens and `guesses`; it ends before the answer."""
         tail = [*sequence.token_ids[-MAX_MATCH:], *guesses][-MAX_MATCH:]
-        run = self._members[sequence.seq_id].cohort.index.find(tail, max_tokens)
+        position = len(sequence.token_ids) + len(guesses)
+        choose = None if self._luck is None else partial(self._luck, sequence.seq_id, position)
+        run = self._members[sequence.seq_id].cohort.index.find(tail, max_tokens, choose)
         if run is None:
             return None
         token_ids = _before_end(run.token_ids, sequence.stops.stop_ids)
@@ -134,6 +147,11 @@ class Cohorts:
         """
         book = self._books[_class_of(run.match_len)]
         return book.survivals(self._members[sequence.seq_id].cohort.key, len(run.token_ids))
+
+    def heard(self, seq_id: int, position: int, likely: Seq[Likely]) -> None:
+        """Hears what else might have come in place of a member's newest tokens, the first of them at `position`."""
+        if seq_id in self._members:
+            self._members[seq_id].likely.update(enumerate(likely, start=position))
 
     def verified(self, sequence: Sequence, match_len: int, num_drafts: int, num_accepted: int) -> None:
         """Learns from drafts of a run."""
@@ -203,7 +221,8 @@ class Cohorts:
     def _index_news(self, member: Member) -> None:
         token_ids = member.sequence.token_ids
         if len(token_ids) > member.num_indexed:
-            member.end = member.cohort.index.append(member.end, token_ids[member.num_indexed :])
+            likely = [member.likely.pop(position, None) for position in range(member.num_indexed, len(token_ids))]
+            member.end = member.cohort.index.append(member.end, token_ids[member.num_indexed :], likely)
             member.num_indexed = len(token_ids)
 
     def _key_of(self, sequence: Sequence) -> CohortKey:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Protocol, runtime_checkable
 
-from mtplx.batching.cohorts import CohortStatus
+from mtplx.batching.cohorts import CohortStatus, Luck
 from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.state import RowOutcome, SchedulerMode, SequenceEvent, StepPlan
@@ -49,6 +49,10 @@ class CohortScheduler(Scheduler, Protocol):
     @property
     def cohort_status(self) -> CohortStatus:
         """A snapshot."""
+        ...
+
+    def use_luck(self, luck: Luck) -> None:
+        """Tells it whom to ask what a sequence would draw."""
         ...
 
 

@@ -17,7 +17,7 @@ from mtplx.batching.depth import DepthPolicy
 from mtplx.batching.drafting import DraftHead, Speculator, most_useful
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.speculation import MAX_DEPTH
-from mtplx.batching.state import Sequence
+from mtplx.batching.state import RowOutcome, Sequence, StepPlan
 from mtplx.batching.suffix_index import Run
 
 
@@ -133,6 +133,13 @@ class SharedSpeculator(Speculator):
             num_used = max(0, len(sequence.draft_ids) - draft.num_head)
             if draft.run and num_used < len(draft.run.token_ids):
                 self._cohorts.passed_over(sequence, draft.run.match_len, num_used)
+
+    def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome], table: SequenceTable) -> None:
+        """As `Speculator.commit`; the cohorts also hear what else might have come."""
+        super().commit(plan, outcomes, table)
+        for row, outcome in zip(plan.rows, outcomes, strict=True):
+            if outcome.likely:
+                self._cohorts.heard(row.seq_id, row.end - row.num_drafts, outcome.likely)
 
     def _verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Each source learns from its own drafts: the index from those that the head's were right before."""

@@ -40,6 +40,10 @@ class SequenceStatus(StrEnum):
     FINISHED = "finished"  # left the table
 
 
+Likely = tuple[tuple[int, ...], tuple[float, ...]]
+"""What might have come at a place: a few ids, the likeliest first, and how far their logits are below the largest."""
+
+
 @dataclass(frozen=True, slots=True)
 class StopRules:
     """Where a sequence ends, as far as token ids tell; stop strings are the text side's business.
@@ -186,13 +190,15 @@ class RowOutcome:
 
     `error` set means that this row has no token (NaN logits, a failed forward) and its sequence fails, by what the
     request itself asks for where it `is_clients_fault`. `forced_ids` are what its grammar will hardly let be anything
-    else behind them: good drafts, and no more than that.
+    else behind them: good drafts, and no more than that. `likely` has an entry for each of the tokens if they were
+    drawn by chance and somebody wants to know.
     """
 
     token_ids: tuple[int, ...] = ()
     error: str | None = None
     forced_ids: tuple[int, ...] = ()
     is_clients_fault: bool = False
+    likely: tuple[Likely, ...] = ()
 
 
 @dataclass(slots=True)  # one a token, as `Row`

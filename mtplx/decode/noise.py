@@ -10,12 +10,13 @@ There is no generator object, hence nothing that a neighbour, a mode or a draft 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from mtplx.decode.philox import Words, philox4x32
+from mtplx.decode.philox import Words, philox4x32, philox4x32_of_one
 
 _HIGH_SHIFT = np.uint64(20)
 _LOW_SHIFT = np.uint64(12)
@@ -38,6 +39,13 @@ def gumbel(token_ids_S: npt.NDArray[np.int64], key: NoiseKey) -> npt.NDArray[np.
     argmax(l + g) is distributed as softmax(l): the Gumbel-max trick.
     """
     return gumbel_of_bits(uniform_bits(token_ids_S, key))
+
+
+def gumbel_of_one(token_id: int, key: NoiseKey) -> float:
+    """Returns g of one id, which `gumbel` may differ from in the last place: for guesses, not for draws."""
+    words = philox4x32_of_one((token_id // 2, key.position, key.choice, 0), key.seed)
+    high, low = words[token_id % 2 * 2], words[token_id % 2 * 2 + 1]
+    return -math.log(-math.log(((high << 20 | low >> 12) + 0.5) * _ULP))
 
 
 def gumbel_of_bits(bits_S: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:

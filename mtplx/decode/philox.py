@@ -20,6 +20,17 @@ _MASK = 0xFFFFFFFF
 _WORD_BITS = np.uint64(32)
 
 
+def philox4x32_of_one(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int, int]:
+    """The words of one counter, the same as `philox4x32` returns; for a handful quicker than arrays."""
+    a, b, c, d = counter
+    key, other_key = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(NUM_ROUNDS):
+        first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b, c, d = (second >> 32) ^ b ^ key, second & _MASK, (first >> 32) ^ d ^ other_key, first & _MASK
+        key, other_key = (key + _KEY_STEPS[0]) & _MASK, (other_key + _KEY_STEPS[1]) & _MASK
+    return a, b, c, d
+
+
 def philox4x32(counter_4N: Words, seed: int) -> Words:
     """Returns words_4N of N counters; `seed` is taken modulo 2^64, its low word is the first key word.
 

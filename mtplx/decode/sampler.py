@@ -13,17 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx.batching.speculation import MAX_DEPTH
-from mtplx.batching.state import Row, RowOutcome, StepPlan
+from mtplx.batching.state import Likely, Row, RowOutcome, StepPlan
 from mtplx.decode.bans import bans
+from mtplx.decode.filters import in_order
 from mtplx.decode.history import History
 from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
 from mtplx.decode.matcher import Matcher
 from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, is_sound, next_token
-from mtplx.decode.noise import NoiseKey
+from mtplx.decode.noise import NoiseKey, gumbel_of_one
 from mtplx.decode.noisy_argmax import NoisyArgmax, fastest_noisy_argmax
 from mtplx.errors import GenerationError, NoTokenLeftError, RequestError
 from mtplx.sampling_params import SamplingParams
 from mtplx.text.grammar import CompiledGrammar
+
+_NEGLIGIBLE = -5.0  # a score, of e^-5 of the likeliest one's probability
 
 
 @dataclass(slots=True)  # one a token, as `Row`
@@ -48,10 +51,21 @@ class Sampler:
     Invariant: an entry's next position is the position of the next token that a plan asks for.
     """
 
-    def __init__(self, vocab_size: int, noisy_argmax: NoisyArgmax | None = None, *, tells_forced: bool = False) -> None:
-        """`noisy_argmax` is by default the fastest one here; `tells_forced` for who makes drafts of what is forced."""
+    def __init__(
+        self,
+        vocab_size: int,
+        noisy_argmax: NoisyArgmax | None = None,
+        *,
+        tells_forced: bool = False,
+        num_likely: int = 0,
+    ) -> None:
+        """`noisy_argmax` is by default the fastest one here; `tells_forced` for who makes drafts of what is forced.
+
+        With `num_likely` outcomes also say of each token drawn by chance which so many ids were likeliest there.
+        """
         self._vocab_size = vocab_size
         self._tells_forced = tells_forced
+        self._num_likely = num_likely if num_likely <= vocab_size else 0
         self._noisy_argmax = noisy_argmax or fastest_noisy_argmax()
         self._entries: dict[int, SamplerEntry] = {}
 
@@ -115,6 +129,19 @@ class Sampler:
         matcher = None if entry.matcher is None else entry.matcher.copy()
         return replace(entry, history=entry.history.copy(), matcher=matcher)
 
+    def lucky(self, seq_id: int, position: int, offset: int, likely: Likely) -> int:
+        """Which of a few ids a sequence would draw at `position + offset` if these were all; a guess, for drafts."""
+        entry, token_ids = self._entries[seq_id], likely[0]
+        temperature = entry.params.temperature
+        if temperature == 0.0:
+            return token_ids[0]
+        noise_key = NoiseKey(entry.seed, position + offset, entry.choice)
+        scores = [score / temperature for score in likely[1] if score > _NEGLIGIBLE * temperature]
+        values = [
+            score + gumbel_of_one(token_id, noise_key) for token_id, score in zip(token_ids, scores, strict=False)
+        ]
+        return token_ids[values.index(max(values))]
+
     def check(self) -> None:
         """Asserts the invariants of every entry."""
         for entry in self._entries.values():
@@ -169,6 +196,8 @@ class Sampler:
         assert row.end - row.num_drafts == entry.history.next_position, (row, entry.history.next_position)
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
+        likely: list[Likely] = []
+        tells_likely = self._num_likely > 0 and entry.params.temperature > 0.0
         for index in range(row.num_drawn):
             logits_V = logits_WV[first_line + index]
             try:
@@ -183,11 +212,14 @@ class Sampler:
             token_ids.append(token_id)
             if entry.params.logprobs is not None:
                 logprobs.append(token_logprobs(logits_V, token_id, entry.params.logprobs))
+            if tells_likely:
+                likely.append(_likely(logits_V, self._num_likely))
             entry.append(token_id)
             if index < row.num_drafts and row.draft_ids[index] != token_id:
                 break
         forced_ids = entry.matcher.forced_ids(MAX_DEPTH) if entry.matcher and self._tells_forced else ()
-        return SampledRow(RowOutcome(tuple(token_ids), forced_ids=forced_ids), tuple(logprobs))
+        outcome = RowOutcome(tuple(token_ids), forced_ids=forced_ids, likely=tuple(likely))
+        return SampledRow(outcome, tuple(logprobs))
 
 
 @dataclass(slots=True)
@@ -221,6 +253,11 @@ class SamplerEntry:
     def ends_with(self, token_id: int) -> bool:
         """Whether the answer would end if that token came next."""
         return token_id in self.stop_ids.tolist()
+
+
+def _likely(logits_V: Logits, count: int) -> Likely:
+    ids_C = in_order(logits_V, count)
+    return tuple(ids_C.tolist()), tuple((logits_V[ids_C] - logits_V[ids_C[0]]).tolist())
 
 
 def _first_lines(plan: StepPlan) -> list[int]:

@@ -7,7 +7,7 @@ without a head too. Who is in a cohort with whom changes at every step and chang
 from __future__ import annotations
 
 from mtplx.batching.budget import split_phases
-from mtplx.batching.cohorts import Cohorts, CohortStatus
+from mtplx.batching.cohorts import Cohorts, CohortStatus, Luck
 from mtplx.batching.drafting import DraftHead
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.shared_drafts import SharedSpeculator
@@ -39,6 +39,9 @@ class MtpCohort(MtpBatch):
         """A snapshot, without whoever has ended since the last plan: on an idle server no other plan follows."""
         self.cohorts.sync(self.table)
         return self.cohorts.status()
+
+    def use_luck(self, luck: Luck) -> None:
+        self.cohorts.use_luck(luck)
 
     def plan(self, head: DraftHead | None = None) -> StepPlan:
         self.table.secure_next_tokens()

@@ -23,6 +23,7 @@ from mtplx.batching.state import (
     StopRules,
 )
 from mtplx.batching.state import Sequence as Seq
+from mtplx.batching.suffix_index import NUM_LIKELY
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.decode.sampler import SampledRow, Sampler
 from mtplx.errors import EngineDeadError
@@ -112,12 +113,18 @@ class EngineCore:
         self.scheduler = scheduler
         self.recorder = recorder or NullRecorder()
         self.counters = EngineCounters()
-        self._sampler = Sampler(runner.spec.vocab_size, tells_forced=scheduler.speculator is not None)
+        self._cohorts = cohort_scheduler(scheduler)
+        self._sampler = Sampler(
+            runner.spec.vocab_size,
+            tells_forced=scheduler.speculator is not None,
+            num_likely=NUM_LIKELY if self._cohorts else 0,
+        )
+        if self._cohorts:
+            self._cohorts.use_luck(self._sampler.lucky)
         self._clock = clock
         self._deadlines_s: dict[int, float] = {}
         self._num_failed_in_a_row = 0
         self._head_calls = HeadCalls(runner, scheduler, self._sampler, clock, self.recorder)
-        self._cohorts = cohort_scheduler(scheduler)
 
     @property
     def has_work(self) -> bool:

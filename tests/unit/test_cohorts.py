@@ -8,7 +8,7 @@ import pytest
 
 from mtplx.batching.cohorts import COMMON_TOKENS, MAX_IDLE, Cohorts
 from mtplx.batching.sequences import SequenceTable
-from mtplx.batching.state import RowOutcome, Sequence, StepPlan, StopRules
+from mtplx.batching.state import Likely, RowOutcome, Sequence, StepPlan, StopRules
 from mtplx.batching.suffix_index import Run
 from tests.simulator import make_table
 
@@ -186,7 +186,44 @@ class TestTexts:
             room.join(seq_id, [*COMMON, *range(500, 700), seq_id])
             sizes.append(room.cohorts.status().index_bytes)
         per_token = (sizes[3] - sizes[2]) / 1
-        assert sizes[1] - sizes[0] == sizes[2] - sizes[1] == per_token < 64, "one token more for each"
+        assert sizes[1] - sizes[0] == sizes[2] - sizes[1] == per_token < 100, "one token more for each"
+
+
+class TestLuck:
+    """A text also remembers what else might have come; who follows it goes where its own noise would lead."""
+
+    @staticmethod
+    def heard(room: Room, sequence: Sequence, token_id: int, likely: Likely) -> None:
+        position = len(sequence.token_ids)
+        say(room.table, sequence, token_id)
+        room.cohorts.heard(sequence.seq_id, position, [likely])
+
+    def test_a_run_goes_where_luck_leads_it(self) -> None:
+        room = Room()
+        first = room.join(0, [*COMMON, 5])
+        for token_id in (10, 11, 12):
+            self.heard(room, first, token_id, ((token_id, *range(20, 27)), (0.0,) * 8))
+        second = room.join(1, [*COMMON, 5])
+        assert room.cohorts.find(second, (), 8) == Run((10, 11, 12), 16)
+        asked = []
+
+        def luck(seq_id: int, position: int, offset: int, likely: Likely) -> int:
+            asked.append((seq_id, position + offset))
+            return likely[0][0 if offset == 0 else 1]
+
+        room.cohorts.use_luck(luck)
+        assert room.cohorts.find(second, (), 8) == Run((10, 20), 16), "and nothing is known of what follows 20"
+        assert asked == [(1, len(COMMON) + 1), (1, len(COMMON) + 2)]
+        assert room.cohorts.find(second, (10,), 8) == Run((11, 20), 16)
+
+    def test_what_is_heard_of_tokens_that_were_cut_is_never_used(self) -> None:
+        room = Room()
+        first = room.join(0, [*COMMON, 5])
+        room.cohorts.heard(0, len(COMMON) + 3, [((7, *range(20, 27)), (0.0,) * 8)])
+        say(room.table, first, 10, 11)
+        second = room.join(1, [*COMMON, 5])
+        room.cohorts.use_luck(lambda *_: 7)
+        assert room.cohorts.find(second, (), 8) == Run((10, 11), 16)
 
 
 class TestBounds:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from mtplx.decode.noise import NoiseKey, gumbel, gumbel_of_bits, uniform_bits
-from mtplx.decode.philox import philox4x32
+from mtplx.decode.noise import NoiseKey, gumbel, gumbel_of_bits, gumbel_of_one, uniform_bits
+from mtplx.decode.philox import philox4x32, philox4x32_of_one
 from tests.reference import reference_noise, reference_philox
 
 NUM_IDS = 49_152
@@ -22,7 +22,9 @@ WORDS = st.integers(0, 2**32 - 1)
 
 
 def random_words(counter: Sequence[int], seed: int) -> list[int]:
-    return [int(word) for word in philox4x32(np.array(counter, dtype=np.uint64)[:, None], seed)[:, 0]]
+    found = [int(word) for word in philox4x32(np.array(counter, dtype=np.uint64)[:, None], seed)[:, 0]]
+    assert philox4x32_of_one(tuple(counter), seed) == tuple(found)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,8 @@ def test_the_noise_of_an_id_equals_the_reference(ids: set[int], seed: int, posit
     ordered = sorted(ids)
     noise = gumbel(np.array(ordered), NoiseKey(seed, position, choice))
     assert noise.tolist() == [reference_noise(token_id, seed, position, choice) for token_id in ordered]
+    one_by_one = [gumbel_of_one(token_id, NoiseKey(seed, position, choice)) for token_id in ordered]
+    assert noise.tolist() == pytest.approx(one_by_one, rel=1e-12)
 
 
 def test_the_noise_of_an_id_has_the_same_bits_in_every_array() -> None:

@@ -360,3 +360,45 @@ def test_stop_ids_outside_the_vocabulary_ban_nothing() -> None:
     row = Row(0, 0, PROMPT, (), num_logits=1)
     [sampled] = sampler.decode(StepPlan((row,)), model(PROMPT)[None])
     assert sampled.outcome.token_ids == tuple(oracle(GREEDY, 0, 1))
+
+
+class TestWhatWasLikely:
+    def test_it_is_told_of_tokens_drawn_by_chance_where_somebody_wants_to_know(self) -> None:
+        for temperature, count, is_told in (
+            (0.8, 4, True),
+            (0.0, 4, False),
+            (0.8, 0, False),
+            (0.8, VOCAB_SIZE + 1, False),
+        ):
+            sampler = Sampler(VOCAB_SIZE, num_likely=count)
+            sampler.add(
+                0, SamplingParams(temperature=temperature), seed=3, choice=0, prompt_ids=PROMPT, stop_ids=frozenset()
+            )
+            logits_V = model(PROMPT)
+            row = Row(0, 0, PROMPT, (0,), num_logits=1)
+            [sampled] = sampler.decode(StepPlan((row,)), logits_V[None])
+            if not is_told:
+                assert sampled.outcome.likely == ()
+                continue
+            [(ids, scores)] = sampled.outcome.likely
+            order = np.argsort(-logits_V, kind="stable")[:count]
+            assert ids == tuple(order.tolist())
+            assert scores == tuple((logits_V[order] - logits_V.max()).tolist())
+
+    @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+    def test_who_draws_among_all_that_count_draws_what_the_function_draws(self, temperature: float) -> None:
+        """Where the few that were likely hold all that can come, the guess is the token."""
+        logits_V = np.full(VOCAB_SIZE, -80.0, dtype=np.float32)
+        logits_V[[3, 7, 9, 20]] = (0.5, 1.5, 1.2, 0.9)
+        ids = (7, 9, 20, 3)
+        likely = (ids, tuple(float(logits_V[i] - logits_V[7]) for i in ids))
+        drawn = set()
+        for seed in range(40):
+            sampler = Sampler(VOCAB_SIZE, num_likely=4)
+            params = SamplingParams(temperature=temperature)
+            sampler.add(0, params, seed=seed, choice=2, prompt_ids=PROMPT, stop_ids=frozenset())
+            guess = sampler.lucky(0, 1, len(PROMPT) - 1, likely)
+            [sampled] = sampler.decode(StepPlan((Row(0, 0, PROMPT, (0,), num_logits=1),)), logits_V[None])
+            assert sampled.outcome.token_ids == (guess,)
+            drawn.add(guess)
+        assert len(drawn) == (1 if temperature == 0.0 else 4)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtplx.batching.state import Likely
 from mtplx.batching.suffix_index import LEAST_MATCH, MAX_MATCH, Run, SuffixIndex
 
 Texts = list[list[int]]
@@ -91,7 +92,7 @@ def test_it_forgets_the_oldest_and_its_memory_ends_at_its_size() -> None:
     assert index.oldest == index.end - 32
     assert index.find([166, 167, 168], 2) is None, "the last of these is the oldest that is remembered"
     assert index.find([167, 168, 169], 2) == Run((170, 171), 2)
-    assert max(sizes) == sizes[-1] == 36 * 32
+    assert max(sizes) == sizes[-1] == 100 * 32
 
 
 def test_a_text_that_was_forgotten_goes_on_without_its_beginning() -> None:
@@ -102,6 +103,31 @@ def test_a_text_that_was_forgotten_goes_on_without_its_beginning() -> None:
     index.check()
     assert index.find([3, 4], 4) is None
     assert index.find([3, 4, 5], 4) == Run((6, 7), 2)
+
+
+def likely(*ids: int) -> Likely:
+    return (*ids, *range(90, 98 - len(ids))), tuple(-float(place) for place in range(8))
+
+
+def test_a_run_may_take_another_way_and_goes_on_with_what_followed_that() -> None:
+    index = SuffixIndex(64)
+    index.append(0, [1, 2, 3, 4, 5], [None, None, likely(3, 8)])
+    index.append(0, [6, 2, 8, 9, 10])
+    tail = [1, 2]
+    assert index.find(tail, 8) == Run((3, 4, 5), 2)
+    assert index.find(tail, 8, lambda offset, found: found[0][0]) == Run((3, 4, 5), 2)
+    assert index.find(tail, 8, lambda offset, found: found[0][1]) == Run((8, 9, 10), 2)
+    assert index.find(tail, 8, lambda offset, found: 50) == Run((50,), 2), "nothing followed that"
+    assert index.find(tail, 1, lambda offset, found: found[0][1]) == Run((8,), 2)
+    index.check()
+
+
+def test_what_was_likely_is_forgotten_with_its_token() -> None:
+    index = SuffixIndex(8)
+    index.append(0, [1, 2, 3, 4], [likely(1), likely(2), likely(3, 7), likely(4)])
+    index.append(0, [1, 2, 3, 4, 1, 2, 3, 4])
+    index.check()
+    assert index.find([1, 2], 2, lambda offset, found: 7) == Run((3, 4), 2)
 
 
 def plain_search(texts: Texts, tail: Sequence[int], max_tokens: int) -> set[tuple[int, tuple[int, ...]]]:
@@ -152,7 +178,7 @@ def test_however_much_it_is_told_it_proposes_only_what_the_last_tokens_say(seed:
         end = index.append(end, piece)
         said += piece
         index.check()
-        assert index.num_bytes <= 36 * capacity
+        assert index.num_bytes <= 100 * capacity
         tail = said[-MAX_MATCH:] if rng.random() < 0.5 else [rng.randrange(4) for _ in range(5)]
         run = index.find(tail, 8)
         if run is not None:
