@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from mtplx.batching.acceptance import AcceptanceBook
 from mtplx.batching.sequences import SequenceTable
@@ -23,8 +22,8 @@ COMMON_TOKENS = 32
 MAX_IDLE = 64
 """Cohorts that are remembered without a member."""
 
-Luck = Callable[[int, int, int, Likely], int]
-"""Which of a few ids a sequence would draw so far behind a position, if these were all that could come there."""
+Luck = Callable[[int, int, Likely], int]
+"""Which of a few ids a sequence would draw at a position, if these were all that could come there."""
 
 
 @dataclass(slots=True)
@@ -129,12 +128,18 @@ class Cohorts:
             if sequence.seq_id not in self._members:
                 self._join(sequence)
 
-    def find(self, sequence: Sequence, guesses: Seq[int], max_tokens: int) -> Run | None:
-        """What the texts of a member's cohort go on with after its tokens and `guesses`; it ends before the answer."""
+    def find(self, sequence: Sequence, guesses: Seq[int], max_tokens: int, *, num_lucky: int = MAX_MATCH) -> Run | None:
+        """What the texts of a member's cohort go on with after its tokens and `guesses`; it ends before the answer.
+
+        The first `num_lucky` tokens go where luck leads; it takes time, so it isn't asked of those that won't be used.
+        """
         tail = [*sequence.token_ids[-MAX_MATCH:], *guesses][-MAX_MATCH:]
-        position = len(sequence.token_ids) + len(guesses)
-        choose = None if self._luck is None else partial(self._luck, sequence.seq_id, position)
-        run = self._members[sequence.seq_id].cohort.index.find(tail, max_tokens, choose)
+        position, luck = len(sequence.token_ids) + len(guesses), self._luck
+
+        def choose(offset: int, likely: Likely) -> int | None:
+            return luck(sequence.seq_id, position + offset, likely) if luck and offset < num_lucky else None
+
+        run = self._members[sequence.seq_id].cohort.index.find(tail, max_tokens, choose if luck else None)
         if run is None:
             return None
         token_ids = _before_end(run.token_ids, sequence.stops.stop_ids)

@@ -20,6 +20,8 @@ from mtplx.batching.speculation import MAX_DEPTH
 from mtplx.batching.state import RowOutcome, Sequence, StepPlan
 from mtplx.batching.suffix_index import Run
 
+_MOST_REST = 5  # steps in which the texts aren't asked, where their runs were no use in many before
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -48,6 +50,8 @@ class SharedSpeculator(Speculator):
         super().__init__(policy, prefill_chunk_tokens=prefill_chunk_tokens, max_depth=max_depth)
         self._cohorts = cohorts
         self._drafts: dict[int, Draft] = {}  # of the step in progress, by sequence
+        self._num_lucky = policy.max_depth  # tokens of a run that will be used, by the step before
+        self._num_useless = self._num_resting = 0  # steps in a row with runs and no draft; those until texts are asked
 
     def draft(
         self,
@@ -64,6 +68,7 @@ class SharedSpeculator(Speculator):
         self._why_not = None
         self._find_forced(decoding, has_head=head is not None)
         offers = [self._offer(sequence, has_head=head is not None) for sequence in decoding]
+        self._num_resting = max(0, self._num_resting - 1)
         rows = [self._row(sequence, offer.survivals, head) for sequence, offer in zip(decoding, offers, strict=True)]
         depths = self.policy.choose(rows, num_prefill_tokens)
         asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
@@ -80,14 +85,25 @@ class SharedSpeculator(Speculator):
         if any(draft.num_head and draft.run for draft in drafts):
             depths = self.policy.lengthen([draft.survivals for draft in drafts], depths, num_prefill_tokens)
         self._propose(table, decoding, drafts, depths, max_drafts)
+        self._rest(has_runs=any(row.made for row in rows), has_drafts=any(each.draft_ids for each in decoding))
+
+    def _rest(self, *, has_runs: bool, has_drafts: bool) -> None:
+        """Leaves the texts alone for some steps where often in a row what they had to say was not worth its place."""
+        if has_drafts:
+            self._num_useless = 0
+        elif has_runs:
+            self._num_useless += 1
+            self._num_resting = min(_MOST_REST, self._num_useless // 4)
 
     def _offer(self, sequence: Sequence, *, has_head: bool) -> Draft:
         """What is forced, or the cohort's own run, unless more is expected of the head; nothing without either."""
         forced = self._forced.get(sequence.seq_id, ())
         if forced:
             return Draft(sequence.forced_ids[: len(forced)], forced)
+        if self._num_resting:
+            return Draft()
         limit = min(most_useful(sequence), self.policy.max_depth)
-        run = self._cohorts.find(sequence, (), limit)
+        run = self._cohorts.find(sequence, (), limit, num_lucky=self._num_lucky)
         if run is None:
             return Draft()
         survivals = self._cohorts.survivals(sequence, run)
@@ -107,7 +123,7 @@ class SharedSpeculator(Speculator):
         best = Draft(guesses, believed, len(guesses))
         limit = min(most_useful(sequence), self.policy.max_depth)
         for num_head in range(1, len(guesses) + 1):
-            run = self._cohorts.find(sequence, guesses[:num_head], limit - num_head)
+            run = self._cohorts.find(sequence, guesses[:num_head], limit - num_head, num_lucky=self._num_lucky)
             if run is None:
                 continue
             further = [believed[num_head - 1] * survival for survival in self._cohorts.survivals(sequence, run)]
@@ -125,14 +141,17 @@ class SharedSpeculator(Speculator):
         max_drafts: int | None,
     ) -> None:
         self._drafts = {}
+        most_used = 0
         budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
         for sequence, draft, depth in zip(decoding, drafts, depths, strict=True):
             table.propose(sequence, draft.token_ids[: min(depth, budget)])
             self._drafts[sequence.seq_id] = draft
             budget -= len(sequence.draft_ids)
             num_used = max(0, len(sequence.draft_ids) - draft.num_head)
+            most_used = max(most_used, num_used)
             if draft.run and num_used < len(draft.run.token_ids):
                 self._cohorts.passed_over(sequence, draft.run.match_len, num_used)
+        self._num_lucky = 1 + most_used
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome], table: SequenceTable) -> None:
         """As `Speculator.commit`; the cohorts also hear what else might have come."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 MAX_DEPTH = 8
 
@@ -108,12 +109,13 @@ class CostTable:
     """Seconds that a step takes by its number of tokens, which rises in stairs on most machines.
 
     `seconds[n - 1]` is for n tokens and never falls with n; beyond its end the mean slope goes on. All are multiplied
-    by `scale`.
+    by `scale`. Each number of tokens that was observed has its own of the `paces`: where one is believed too dear and
+    the other too cheap, errors alternate and nothing has settled.
     """
 
     seconds: tuple[float, ...]
     scale: float = 1.0
-    pace: Pace = Pace()
+    paces: Mapping[int, Pace] = field(default_factory=dict)
 
     def of(self, num_tokens: int) -> float:
         """Seconds of a step of so many tokens, at least one."""
@@ -131,16 +133,19 @@ class CostTable:
         this observation beside a usual one. More tokens never cost less: the sizes on either side follow where they
         would say so.
         """
-        correction, pace = self.pace.towards(seconds, self.of(num_tokens), trust)
+        correction, pace = self.paces.get(num_tokens, Pace()).towards(seconds, self.of(num_tokens), trust)
+        if correction == 0.0:
+            return self
+        paces = {**self.paces, num_tokens: pace}
         half = math.exp(correction / 2)
         index = num_tokens - 1
         if index >= len(self.seconds):
-            return replace(self, scale=self.scale * half, pace=pace)
+            return replace(self, scale=self.scale * half, paces=paces)
         moved = self.seconds[index] * half
         begin = bisect_left(self.seconds, moved, hi=index)  # where fewer tokens would cost more,
         end = bisect_right(self.seconds, moved, lo=num_tokens)  # and more of them less
         entries = (*self.seconds[:begin], *(moved,) * (end - begin), *self.seconds[end:])
-        return CostTable(entries, self.scale * half, pace)
+        return CostTable(entries, self.scale * half, paces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ CAPACITY = 16_384
 NUM_LIKELY = 8
 """Ids that may be remembered for a token's place: what else might have come there."""
 
-Choose = Callable[[int, Likely], int]
-"""Which of the ids that were likely at a place comes there in a run, behind so many others."""
+Choose = Callable[[int, Likely], int | None]
+"""Which of the ids that were likely at a place comes there in a run, behind so many others; None: the one that did."""
 
 LEAST_MATCH = 2  # tokens that are hashed, so a shorter match isn't found
 MAX_MATCH = 16  # a longer one is no better
@@ -186,7 +186,8 @@ class SuffixIndex:
             slot = place & self._mask
             token_id = self._tokens[slot]
             likely = self._likely_at(slot) if choose else None
-            found.append(choose(len(found), likely) if choose and likely else token_id)
+            chosen = choose(len(found), likely) if choose and likely else None
+            found.append(token_id if chosen is None else chosen)
             if found[-1] != token_id:
                 place, _ = self._longest([*tail, *found][-MAX_MATCH:])
                 if not place:

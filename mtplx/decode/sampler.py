@@ -129,14 +129,16 @@ class Sampler:
         matcher = None if entry.matcher is None else entry.matcher.copy()
         return replace(entry, history=entry.history.copy(), matcher=matcher)
 
-    def lucky(self, seq_id: int, position: int, offset: int, likely: Likely) -> int:
-        """Which of a few ids a sequence would draw at `position + offset` if these were all; a guess, for drafts."""
+    def lucky(self, seq_id: int, position: int, likely: Likely) -> int:
+        """Which of a few ids a sequence would draw at a position if these were all; a guess, for drafts."""
         entry, token_ids = self._entries[seq_id], likely[0]
         temperature = entry.params.temperature
-        if temperature == 0.0:
+        scores = (
+            [score / temperature for score in likely[1] if score > _NEGLIGIBLE * temperature] if temperature else []
+        )
+        if len(scores) < 2:
             return token_ids[0]
-        noise_key = NoiseKey(entry.seed, position + offset, entry.choice)
-        scores = [score / temperature for score in likely[1] if score > _NEGLIGIBLE * temperature]
+        noise_key = NoiseKey(entry.seed, position, entry.choice)
         values = [
             score + gumbel_of_one(token_id, noise_key) for token_id, score in zip(token_ids, scores, strict=False)
         ]

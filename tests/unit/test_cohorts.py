@@ -207,14 +207,15 @@ class TestLuck:
         assert room.cohorts.find(second, (), 8) == Run((10, 11, 12), 16)
         asked = []
 
-        def luck(seq_id: int, position: int, offset: int, likely: Likely) -> int:
-            asked.append((seq_id, position + offset))
-            return likely[0][0 if offset == 0 else 1]
+        def luck(seq_id: int, position: int, likely: Likely) -> int:
+            asked.append((seq_id, position))
+            return likely[0][0 if likely[0][0] == 10 else 1]
 
         room.cohorts.use_luck(luck)
         assert room.cohorts.find(second, (), 8) == Run((10, 20), 16), "and nothing is known of what follows 20"
         assert asked == [(1, len(COMMON) + 1), (1, len(COMMON) + 2)]
-        assert room.cohorts.find(second, (10,), 8) == Run((11, 20), 16)
+        assert room.cohorts.find(second, (), 8, num_lucky=1) == Run((10, 11, 12), 16)
+        assert room.cohorts.find(second, (10,), 8) == Run((20,), 16)
 
     def test_what_is_heard_of_tokens_that_were_cut_is_never_used(self) -> None:
         room = Room()

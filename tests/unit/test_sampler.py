@@ -397,7 +397,7 @@ class TestWhatWasLikely:
             sampler = Sampler(VOCAB_SIZE, num_likely=4)
             params = SamplingParams(temperature=temperature)
             sampler.add(0, params, seed=seed, choice=2, prompt_ids=PROMPT, stop_ids=frozenset())
-            guess = sampler.lucky(0, 1, len(PROMPT) - 1, likely)
+            guess = sampler.lucky(0, len(PROMPT), likely)
             [sampled] = sampler.decode(StepPlan((Row(0, 0, PROMPT, (0,), num_logits=1),)), logits_V[None])
             assert sampled.outcome.token_ids == (guess,)
             drawn.add(guess)

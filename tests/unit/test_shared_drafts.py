@@ -181,3 +181,22 @@ def test_what_a_grammar_forces_goes_before_the_cohorts_texts_and_teaches_nobody(
     after = desk.cohorts.status()
     assert (after.index, after.head) == (before.index, before.head)
     assert desk.third.forced_ids == ()
+
+
+def test_texts_are_left_alone_for_some_steps_where_what_they_say_is_often_not_worth_its_place() -> None:
+    """A dear machine: the run is known and never used, so in time it isn't looked for in every step."""
+    desk = Desk(AdaptiveDepth(Costs(CostTable(tuple(1.0 + n for n in range(128))), DraftCost())))
+    desk.believe(3, is_right=True)
+    looked_up, find = [], desk.cohorts.find
+
+    def counted(*arguments: object, **options: object) -> object:
+        looked_up.append(1)
+        return find(*arguments, **options)  # type: ignore[arg-type]
+
+    desk.cohorts.find = counted  # type: ignore[method-assign, assignment]
+    for _ in range(60):
+        assert desk.draft(desk.third) == [[]]
+    assert 15 < len(looked_up) < 40
+
+    desk.speculator.policy = FixedDepth(4)
+    assert [40, 41, 42, 43] in [desk.draft(desk.third)[0] for _ in range(6)], "and it is looked for again"
