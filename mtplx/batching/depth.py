@@ -19,9 +19,9 @@ _LEAST_COST = 0.05  # of a step, that a probe is taken to cost: so probes stay r
 _LEAST_GAIN = 0.2  # and that drafts are taken to gain where steps go without: so these stay rare where it is little
 _TRUST_IN_PROBES = 4.0  # beside a step of the kind that is chosen: they are rare,
 _TRUST_IN_CHANGES = 0.2  # and in the first steps after one of the other kind
-_MARGIN = 0.03  # of the time that drafts must save after steps without any: luck looks like gain
+_MARGIN = 0.03  # of a row's time, that drafts must save after steps without any: luck looks like gain
 _HORIZON = 64  # steps in which they must save what it takes to build the head's cache up to where they begin
-_MOST_REST = 5  # steps with the same rows before their depths are thought over again, if they were right the last times
+_MOST_REST = 5  # steps without drafts for the same rows before it is thought over again, if there were none before
 _CHANGE = 1  # steps with drafts that find the caches as those without left them,
 _CHANGE_BACK = 3  # and steps without behind those with
 
@@ -261,7 +261,8 @@ class AdaptiveDepth:
         return True
 
     def _keep(self, depths: dict[int, int]) -> None:
-        self._rest = min(_MOST_REST, 2 * self._rest + 1) if depths == self._depths else 0
+        rests = depths == self._depths and not any(depths.values())
+        self._rest = min(_MOST_REST, 2 * self._rest + 1) if rests else 0
         self._depths, self._num_rested = depths, 0
 
     def _is_luck(
@@ -277,7 +278,8 @@ class AdaptiveDepth:
         plain_s = emitted * self._costs.step.of(len(rows) + num_other_tokens) / len(rows)
         seconds = emitted / rate_of(depths, row_survivals, self._costs, num_other_tokens)
         num_unprimed = sum(row.num_unprimed - 1 for row, depth in zip(rows, depths, strict=True) if depth)
-        return plain_s - seconds < _MARGIN * plain_s + self._costs.draft.per_token_s * num_unprimed / _HORIZON
+        build_s = self._costs.draft.per_token_s * num_unprimed
+        return plain_s - seconds < _MARGIN * plain_s / len(rows) + build_s / _HORIZON
 
     def _save(self, step_s: float) -> None:
         self._more.save(step_s)
