@@ -165,6 +165,7 @@ class AdaptiveDepth:
         self._num_alike = 0  # steps before this one that were of its kind
         self._chose_drafts = True
         self._had_room = True
+        self._is_trial = False
         self._depths: dict[int, int] = {}  # by seq_id, as they were last thought over,
         self._num_rested = self._rest = 0  # the steps since, and those until they are thought over again
 
@@ -191,12 +192,11 @@ class AdaptiveDepth:
         self._was_asked, self._is_asked = self._is_asked, False
         if not rows:
             return []
-        self._had_room = any(row.limit for row in rows)
+        self._had_room, self._is_trial = any(row.limit for row in rows), False
         base = len(rows) + num_other_tokens
         if self._rests(rows, num_other_tokens):
-            depths = [min(self._depths.get(row.seq_id, 0), row.limit) for row in rows]
-            self._save(self._costs.step_s(base, sum(depths), is_after_draft=any(depths)))
-            return depths
+            self._save(self._costs.step.of(base))
+            return [0] * len(rows)
         row_survivals = [row.made or self._book.survivals(row.seq_id, row.limit) for row in rows]
         depths = choose_depths(row_survivals, self._costs, num_other_tokens, [bool(row.made) for row in rows])
         if any(depths) and self._is_luck(rows, row_survivals, depths, num_other_tokens):
@@ -209,6 +209,7 @@ class AdaptiveDepth:
         step_s = self._costs.step_s(base, sum(depths), is_after_draft=any(asked))
         self._save(step_s)
         if any(depths) and self._tries_none(rows, row_survivals, depths, num_other_tokens):
+            self._is_trial = True
             return [0] * len(rows)
         self._probe(rows, depths, base, step_s)
         return depths
@@ -221,6 +222,8 @@ class AdaptiveDepth:
     def why_none(self) -> str:
         if not self._had_room:
             return _NO_ROOM
+        if self._is_trial:
+            return "drafts pay; this is one of the few steps that go without, to see what one costs"
         return "drafts would cost more time than they save, by the acceptance and costs measured here"
 
     def verified(self, seq_id: int, num_drafts: int, num_accepted: int) -> None:
@@ -245,10 +248,10 @@ class AdaptiveDepth:
         self._depths.pop(seq_id, None)
 
     def _rests(self, rows: Seq[DraftRow], num_other_tokens: int) -> bool:
-        """Whether depths for these rows were chosen a few steps ago: to think takes time too.
+        """Whether there are none because a few steps ago none were worth it for these rows: to think takes time too.
 
-        Beside a prompt a few drafts cost little, but the head's own cache is to be built first: what drafts cost where
-        there are none otherwise. So a step with a prompt has none then.
+        Beside a prompt a few drafts cost little, but where there are none otherwise the head's own cache is to be built
+        first. So a step with a prompt has none then.
         """
         if any(row.made for row in rows):
             return False

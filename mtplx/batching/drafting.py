@@ -97,6 +97,8 @@ class Speculator:
         work = _Work(self._max_primed, table.blocks.block_size)
         for sequence, depth in zip(decoding, depths, strict=True):
             depth = min(depth, budget)
+            if depth:
+                self._known[sequence.seq_id] = None
             slots = work.take(sequence) if depth else None
             if slots:
                 requests.append(_request(table, sequence, slots, depth))

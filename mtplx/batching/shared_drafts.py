@@ -20,6 +20,10 @@ from mtplx.batching.speculation import MAX_DEPTH
 from mtplx.batching.state import RowOutcome, Sequence, StepPlan
 from mtplx.batching.suffix_index import Run
 
+_NO_TEXT = "no text of a cohort goes on from here, and there is no draft head"
+_TEXTS_REST = (
+    "what the texts of a cohort had to say wasn't worth its place in the steps before, and there is no draft head"
+)
 _MOST_REST = 5  # steps in which the texts aren't asked, where their runs were no use in many before
 
 
@@ -68,6 +72,7 @@ class SharedSpeculator(Speculator):
         self._why_not = None
         self._find_forced(decoding, has_head=head is not None)
         offers = [self._offer(sequence, has_head=head is not None) for sequence in decoding]
+        rests = self._num_resting > 0
         self._num_resting = max(0, self._num_resting - 1)
         rows = [self._row(sequence, offer.survivals, head) for sequence, offer in zip(decoding, offers, strict=True)]
         depths = self.policy.choose(rows, num_prefill_tokens)
@@ -75,8 +80,8 @@ class SharedSpeculator(Speculator):
         if head is not None:
             budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
             self._ask(table, head, decoding, asked, prefilling, budget)
-        elif not any(row.made for row in rows):
-            self._why_not = "no text of a cohort goes on from here, and there is no draft head"
+        elif not any(row.made for row in rows) and any(self._reach(sequence) for sequence in decoding):
+            self._why_not = _TEXTS_REST if rests else _NO_TEXT
         drafts = [
             offer if row.made else self._grown(sequence)
             for sequence, offer, row in zip(decoding, offers, rows, strict=True)
@@ -95,6 +100,9 @@ class SharedSpeculator(Speculator):
             self._num_useless += 1
             self._num_resting = min(_MOST_REST, self._num_useless // 4)
 
+    def _reach(self, sequence: Sequence) -> int:
+        return min(most_useful(sequence), self.policy.max_depth)
+
     def _offer(self, sequence: Sequence, *, has_head: bool) -> Draft:
         """What is forced, or the cohort's own run, unless more is expected of the head; nothing without either."""
         forced = self._forced.get(sequence.seq_id, ())
@@ -102,7 +110,7 @@ class SharedSpeculator(Speculator):
             return Draft(sequence.forced_ids[: len(forced)], forced)
         if self._num_resting:
             return Draft()
-        limit = min(most_useful(sequence), self.policy.max_depth)
+        limit = self._reach(sequence)
         run = self._cohorts.find(sequence, (), limit, num_lucky=self._num_lucky)
         if run is None:
             return Draft()
@@ -121,7 +129,7 @@ class SharedSpeculator(Speculator):
         believed = tuple(self.policy.survivals(sequence.seq_id, len(guesses)))
         believed += (believed[-1] if believed else 0.0,) * (len(guesses) - len(believed))
         best = Draft(guesses, believed, len(guesses))
-        limit = min(most_useful(sequence), self.policy.max_depth)
+        limit = self._reach(sequence)
         for num_head in range(1, len(guesses) + 1):
             run = self._cohorts.find(sequence, guesses[:num_head], limit - num_head, num_lucky=self._num_lucky)
             if run is None:

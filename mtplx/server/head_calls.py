@@ -64,7 +64,7 @@ class HeadCalls:
 
     def _why_never(self) -> str:
         """Why nothing decides drafts here, one sentence."""
-        if not self._has_head:
+        if not self._has_head and self._scheduler.mode is not SchedulerMode.MTP_COHORT_EXPERIMENTAL:
             return "the model has no draft head"
         if self._scheduler.mode is SchedulerMode.AR_BATCH:
             return "ar_batch never drafts"

@@ -209,3 +209,21 @@ def test_a_long_prompt_that_the_head_has_not_seen_must_be_earned() -> None:
     for _ in range(20):
         assert policy.choose([DraftRow(0, 8, 100_000)], 0) == [0], "1,000 seconds to build, eight saved in each step"
     assert any(policy.choose([DraftRow(0, 8, 200)], 0)[0] for _ in range(10))
+
+
+def test_a_step_that_goes_without_drafts_for_the_sake_of_its_cost_says_so() -> None:
+    policy, row = AdaptiveDepth(CHEAP), DraftRow(0, 8, 1)
+    reasons = set()
+    for _ in range(400):
+        policy.verified(0, 8, 8)
+        if policy.choose([row], 0) == [0]:
+            reasons.add(policy.why_none())
+    assert reasons == {"drafts pay; this is one of the few steps that go without, to see what one costs"}
+
+
+def test_a_prompt_in_the_step_repeats_no_depths_that_were_chosen_beside_drafts_that_are_made() -> None:
+    policy = AdaptiveDepth(DEAR)
+    policy.choose([DraftRow(0, 8, 1), DraftRow(1, 8, 1)], 0)
+    assert not policy.expects_drafts
+    policy.choose([DraftRow(0, 8, 1, made=(1.0, 1.0)), DraftRow(1, 8, 1)], 64)
+    assert policy.choose([DraftRow(0, 8, 1), DraftRow(1, 8, 1)], 64) == [0, 0]

@@ -200,3 +200,11 @@ def test_texts_are_left_alone_for_some_steps_where_what_they_say_is_often_not_wo
 
     desk.speculator.policy = FixedDepth(4)
     assert [40, 41, 42, 43] in [desk.draft(desk.third)[0] for _ in range(6)], "and it is looked for again"
+
+
+def test_without_a_head_a_request_that_wants_no_drafts_is_not_a_text_that_is_missing() -> None:
+    desk = Desk(AdaptiveDepth(FREE))
+    desk.third.max_draft_depth = 0
+    assert desk.draft(desk.third, has_head=False) == [[]]
+    desk.verify(desk.third, 30)
+    assert desk.speculator.why_none == "no request had room or leave for a draft"
