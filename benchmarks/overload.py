@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from benchmarks.report import Row, criterion, median_and_spread, publish
 from benchmarks.start_up import resident_bytes, running_server, served_model
 from mtplx.batching.state import SchedulerMode
+from mtplx.server.modes import WIDTH_ONE
 
 CLIENTS, WIDTH, QUEUE = 64, 2, 4
 PAGES = ("/health", "/metrics", "/v1/models", "/v1/status")
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="where the JSON goes; default: the results folder")
     options = parser.parse_args()
     flags = ["--model", options.model, "--scheduler-mode", options.mode]
-    if options.mode not in (SchedulerMode.SERIAL, SchedulerMode.HYPER):
+    if options.mode not in WIDTH_ONE:
         flags += ["--decode-batch-max", str(WIDTH)]
     flags += ["--max-queue", str(QUEUE), "--kv-cache-tokens", "4096", "--max-model-len", "2048"]
     with running_server(*flags) as server:

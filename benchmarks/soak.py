@@ -24,6 +24,7 @@ import httpx
 from benchmarks.report import Row, publish
 from benchmarks.start_up import running_server, served_model
 from mtplx.batching.state import SchedulerMode
+from mtplx.server.modes import WIDTH_ONE
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 STEMS = (
@@ -279,7 +280,7 @@ def _soak(
     """A row for each round, all on one server."""
     flags = ["--model", options.model, "--scheduler-mode", mode, "--draft-head", options.draft_head]
     flags += ["--kv-cache-tokens", str(SMALL_CACHE), "--max-model-len", str(SMALL_CACHE // 2)]
-    if mode not in (SchedulerMode.SERIAL, SchedulerMode.HYPER):
+    if mode not in WIDTH_ONE:
         flags += ["--decode-batch-max", str(WIDTH)]
     if mode is SchedulerMode.MTP_COHORT_EXPERIMENTAL:
         flags.append("--experimental-mtp-cohorts")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mtplx.batching.acceptance import AcceptanceBook
-from mtplx.batching.speculation import MAX_DEPTH, Costs, DraftCost, choose_depths, rate_of
+from mtplx.batching.speculation import MAX_DEPTH, Costs, DraftCost, choose_depths, emitted_of, rate_of, seconds_of
 
 PROBE_SHARE = 0.01
 """The most of the time that may go into drafts which the costs speak against, made to see whether they still do."""
@@ -277,12 +277,11 @@ class AdaptiveDepth:
         """
         if any(row.made or self._depths.get(row.seq_id, 1) for row in rows):
             return False
-        emitted = sum(1.0 + sum(survivals[:depth]) for survivals, depth in zip(row_survivals, depths, strict=True))
-        plain_s = emitted * self._costs.step.of(len(rows) + num_other_tokens) / len(rows)
-        seconds = emitted / rate_of(depths, row_survivals, self._costs, num_other_tokens)
+        plain_s = emitted_of(depths, row_survivals) * self._costs.step.of(len(rows) + num_other_tokens) / len(rows)
+        saved_s = plain_s - seconds_of(depths, self._costs, num_other_tokens)
         num_unprimed = sum(row.num_unprimed - 1 for row, depth in zip(rows, depths, strict=True) if depth)
         build_s = self._costs.draft.per_token_s * num_unprimed
-        return plain_s - seconds < _MARGIN * plain_s / len(rows) + build_s / _HORIZON
+        return saved_s < _MARGIN * plain_s / len(rows) + build_s / _HORIZON
 
     def _save(self, step_s: float) -> None:
         self._more.save(step_s)

@@ -133,7 +133,7 @@ class Speculator:
         """Whose forced tokens are this step's drafts: those with more to be expected than of the head's guesses."""
         self._forced = {}
         for sequence in (sequence for sequence in decoding if sequence.forced_ids):
-            limit = min(most_useful(sequence), self.policy.max_depth, len(sequence.forced_ids))
+            limit = min(self._reach(sequence), len(sequence.forced_ids))
             believed = self._forced_book.survivals(None, limit)
             if believed and sum(believed) >= self._head_believed(sequence, has_head=has_head):
                 self._forced[sequence.seq_id] = tuple(believed)
@@ -153,6 +153,10 @@ class Speculator:
         for seq_id in [seq_id for seq_id in self._known if table.get(seq_id) is None]:
             del self._known[seq_id]
             self.policy.forget(seq_id)
+
+    def _reach(self, sequence: Sequence) -> int:
+        """The most drafts of any source that it may have."""
+        return min(most_useful(sequence), self.policy.max_depth)
 
     def _limit(self, sequence: Sequence) -> int:
         return min(self._max_depth, most_useful(sequence))

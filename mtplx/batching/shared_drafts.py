@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mtplx.batching.cohorts import Cohorts
 from mtplx.batching.depth import DepthPolicy
-from mtplx.batching.drafting import DraftHead, Speculator, most_useful
+from mtplx.batching.drafting import DraftHead, Speculator
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.speculation import MAX_DEPTH
 from mtplx.batching.state import RowOutcome, Sequence, StepPlan
@@ -99,9 +99,6 @@ class SharedSpeculator(Speculator):
         elif has_runs:
             self._num_useless += 1
             self._num_resting = min(_MOST_REST, self._num_useless // 4)
-
-    def _reach(self, sequence: Sequence) -> int:
-        return min(most_useful(sequence), self.policy.max_depth)
 
     def _offer(self, sequence: Sequence, *, has_head: bool) -> Draft:
         """What is forced, or the cohort's own run, unless more is expected of the head; nothing without either."""

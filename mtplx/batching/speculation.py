@@ -239,10 +239,18 @@ def choose_depths(
 
 def rate_of(depths: Seq[int], row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0) -> float:
     """Emitted tokens a second that these depths promise, if the head makes the drafts."""
-    pairs = zip(depths, row_survivals, strict=True)
-    emitted = len(depths) + sum(sum(survival[:depth]) for depth, survival in pairs)
-    seconds = costs.step_s(len(depths) + num_other_tokens, sum(depths), is_after_draft=any(depths))
-    return emitted / (seconds + costs.draft.of(max(depths, default=0), sum(depths)))
+    return emitted_of(depths, row_survivals) / seconds_of(depths, costs, num_other_tokens)
+
+
+def emitted_of(depths: Seq[int], row_survivals: Seq[Seq[float]]) -> float:
+    """Tokens that a step of these depths is expected to emit."""
+    return len(depths) + sum(sum(survival[:depth]) for depth, survival in zip(depths, row_survivals, strict=True))
+
+
+def seconds_of(depths: Seq[int], costs: Costs, num_other_tokens: int = 0) -> float:
+    """Seconds of a step of these depths, if the head makes the drafts, its own time included."""
+    step_s = costs.step_s(len(depths) + num_other_tokens, sum(depths), is_after_draft=any(depths))
+    return step_s + costs.draft.of(max(depths, default=0), sum(depths))
 
 
 @dataclass(frozen=True, slots=True)

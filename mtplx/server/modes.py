@@ -25,7 +25,7 @@ from mtplx.server.serial import Serial
 
 DEFAULT_DECODE_BATCH_MAX = 16
 
-_WIDTH_ONE = (SchedulerMode.SERIAL, SchedulerMode.HYPER)
+WIDTH_ONE = (SchedulerMode.SERIAL, SchedulerMode.HYPER)
 _NEEDS_HEAD = frozenset({SchedulerMode.MTP_BATCH, SchedulerMode.HYPER})
 _GET_HEAD = "name a file with --draft-head (docs/heads.md says which there are), or make one with mtplx train-head"
 _NO_HEAD = f"it needs a draft head, and there is none: {_GET_HEAD}"
@@ -46,7 +46,7 @@ def resolve_mode(settings: Settings, *, max_draft_depth: int = 0) -> SchedulerMo
         raise _not_available(mode, _NEEDS_OPT_IN, settings, max_draft_depth)
     if mode in _NEEDS_HEAD and not max_draft_depth:
         raise _not_available(mode, _NO_HEAD, settings, max_draft_depth)
-    if mode in _WIDTH_ONE and settings.decode_batch_max not in (None, 1):
+    if mode in WIDTH_ONE and settings.decode_batch_max not in (None, 1):
         raise ConfigError(
             f"--decode-batch-max {settings.decode_batch_max} contradicts --scheduler-mode {mode}, whose width is 1",
             "--decode-batch-max",
@@ -86,7 +86,7 @@ def decode_width(mode: SchedulerMode, decode_batch_max: int | None, prefill_chun
     `decode_batch_max` None is 16 for those that batch, and for cooperative the step's token budget; the width of serial
     and hyper is 1, which is within any maximum.
     """
-    if mode in _WIDTH_ONE:
+    if mode in WIDTH_ONE:
         return 1
     default = prefill_chunk_tokens if mode is SchedulerMode.COOPERATIVE else DEFAULT_DECODE_BATCH_MAX
     return decode_batch_max or default

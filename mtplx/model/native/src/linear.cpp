@@ -7,7 +7,7 @@ namespace mtplx {
 namespace {
 
 // Rows whose sums fit the registers of the build; larger tiles are cut, the panel then comes from the nearest cache.
-constexpr int REGISTER_ROWS = LANES == 16 ? 8 : LANES == 8 ? 8 : 2;
+constexpr int REGISTER_ROWS = LANES >= 8 ? 8 : 2;
 
 // Bytes between what is being read and what is fetched, into the second-level cache: what some thirty lines, as many as
 // a core waits for at once, take to come. Between 8 and 14 KiB made no difference.
