@@ -64,12 +64,28 @@ months, and buses will use the road along the river.; Trees in cities cool the s
 give birds a home. They also need space for their roots, which is often the hardest thing to find.; hi, i wanted to
 ask if the order i placed last week has shipped yet because i still have not got any message and the party is on
 saturday; The museum opens a new room for children, where they can build simple machines and see how a clock works.
-Entry is free on the first Sunday of the month."""
+Entry is free on the first Sunday of the month.; I bought these headphones for the train. The sound is warm and the
+battery lasts all week, but they press on my ears after an hour and the case is too big for my bag. For half the
+price I would buy them again.; Owls fly almost without a sound. The front edge of their feathers is fringed like a
+comb, which breaks the air into small streams, and the soft surface swallows what is left. Engineers have copied the
+idea for fans and the blades of turbines.; When the ferry left, Ilse noticed that the man beside her held the same
+book. He had folded the corner of the same page. "Don't tell me how it ends," he said, and turned towards the
+window.; Minutes, 4 May. Present: Ruth, Karim, Joana. The budget for the summer party is 600 euros. Karim asks the
+caterer for a price by Friday. Joana books the garden. Open: music, and what we do if it rains.; Dear team, the
+office will be closed on 24 and 31 December. Requests for other days off should reach me by the end of November.
+Please make sure that somebody answers the support phone. Thank you for a good year. Best wishes, Paula; The company
+was founded in 1987 by two sisters, Vera and Nina Halloran, in a garage in Cork. By 1995 it had forty employees and
+a factory in Limerick. In 2008 it was sold to a Danish group, and in 2016 the founders bought it back.; We present a
+method for estimating the age of glass from the thickness of its weathered layer. On forty samples of known date the
+mean error was eleven years. The method needs no laboratory and takes less than a minute a sample."""
 
 REQUESTS = """
 Summarize this in one sentence: {p}; Rewrite this so that it sounds more formal: {p}; Rewrite this in simpler words:
 {p}; Fix the grammar: {p}; Turn this into bullet points: {p}; What is the main point of the following text? {p};
-Translate into French: {p}; Write a reply to this message: {p}; Give this text a headline: {p}; Make it shorter: {p}"""
+Translate into French: {p}; Write a reply to this message: {p}; Give this text a headline: {p}; Make it shorter:
+{p}; Write three questions that this text answers: {p}; What tone does this have, and why? {p}; Which names, dates
+and numbers are in this text? {p}; Continue this text: {p}; Explain this as you would to a child: {p}; Write this as
+a news report: {p}; Make this more exciting: {p}; Answer from the text only: what happened, and who did it? {p}"""
 
 SUMS = """
 What is {a} plus {b}?; What is {a} times {b}?; A shirt costs {a} dollars and is reduced by {b} percent. What is the
@@ -85,9 +101,78 @@ my son is absent; a hotel, asking to change a booking; my boss, asking for two d
 a late delivery; a neighbour, about loud music; a recruiter, declining an offer; a friend, inviting him to a
 birthday; the library, about a lost card"""
 
+EVERYDAY = """
+How do I {d}?; how can i {d} without spending much; What do I need to {d}?; Give me seven ideas to {d}.; I want to
+{d}, but I never have time. What would you do?; Make a plan for a week to {d}.; Write instructions to {d}, for
+somebody who has never done it.; Write a checklist for people who want to {d}.; What usually goes wrong when people
+{d}?; I tried to {d} and it went badly. What now?; Should I {d} by myself or ask for help?; Best way to {d}?"""
+
+DOINGS = """
+clean an oven; fall asleep earlier; move to another city; plan a birthday for a five-year-old; learn to swim; write
+a diary; repair a torn jacket; grow tomatoes on a balcony; talk to a difficult neighbour; cook for ten people; start
+a small business; stop biting my nails; take better photos; remember names; prepare for an exam; keep a kitchen
+tidy; train a puppy; paint a room; save for a car; read more books; make new friends; lose five kilos; get rid of
+ants; travel with a baby; write a letter of complaint; choose a laptop; play the guitar; get up at six; sell old
+furniture; stay calm in traffic"""
+
+STORIES = """
+Write a story about {h} who {e}.; Tell me a short story in which {h} {e}.; Write a poem about {h} who {e}.; Write
+the first page of a novel about {h} who {e}.; Write a scene with dialogue: {h} {e}.; Write a fairy tale about {h}
+who {e}.; Write a limerick about {h}.; Describe {h} in three sentences.; Write a song in which {h} {e}.; How would a
+story end in which {h} {e}?"""
+
+HEROES = """
+a baker; an old fisherman; a girl with a red umbrella; a robot; two brothers; a dragon; a retired teacher; a cat; a
+night nurse; a violin; the last tree of a town; a detective; a king without a castle; a postman; a fox; a young
+astronaut; a painter; a grandmother; a ghost; a lighthouse"""
+
+EVENTS = """
+finds a door that nobody has opened; loses a key; wants to see the sea; forgets a promise; meets a stranger on a
+train; can't stop laughing; hears a voice in the garden; learns to forgive; hides a letter; wins a prize by mistake;
+must choose between two roads; is afraid of the dark; breaks the only rule; comes home after many years"""
+
+FACTS = """
+Who discovered {x}?; What is the capital of {n}?; What language do people speak in {n}?; When was {x} invented?; How
+does {x} work?; What should I see in {n} in three days?; how far is {n} from the equator; What is {x} made of?; Why
+is {x} so important?; Is {x} dangerous?; What do people eat in {n}?; Which rivers and mountains are in {n}?; What is
+the difference between {x} and {y}?; Name five things that have to do with {x}."""
+
+THINGS = """
+penicillin; the steam engine; the compass; glass; rubber; the microscope; paper; radar; the bicycle; insulin;
+cement; the transistor; oxygen; the camera; concrete; the elevator; X-rays; soap; aspirin; the barometer"""
+
+COUNTRIES = """
+Portugal; Vietnam; Canada; Morocco; Finland; Peru; India; Greece; New Zealand; Ghana; Austria; Chile; Ireland; South
+Korea; Turkey; Egypt"""
+
+SHORT = """
+Hello!; hey; Good evening.; What can you do?; Who are you?; thanks!; Tell me something interesting.; I feel sad
+today.; Give me a riddle.; What's your favourite colour?; ok; Can you help me?; Surprise me.; say something nice; I
+don't know what to cook.; Another one, please.; antonyms of {w}; synonyms of {w}; Use "{w}" in a sentence.; What
+does "{w}" mean?; Spell "{w}" backwards.; rhymes with {w}; How do you say "{w}" in Spanish?; Translate "{w}" into
+German and Italian."""
+
+WORDS = """
+brave; silence; window; quick; gentle; harvest; bright; stubborn; journey; lazy; honest; storm; clever; bitter;
+garden; ancient; hungry; calm; shadow; proud"""
+
+DOCUMENTS = """
+an agenda for a meeting about {t}; a speech of two minutes about {t}; a press release about a new museum of {t}; a
+FAQ about {t}; a letter to the editor about {t}; a lesson plan about {t}; an essay on the future of {t}; a leaflet
+about {t} for visitors; a list of rules for a club for {t}; a review of a book about {t}; an advertisement for a
+course on {t}; a glossary of ten words about {t}; a timeline of {t}; a recipe, in the style of a text about {t}"""
+
+FOLLOW_UPS = """
+Can you make that shorter?; Why?; Give me an example.; And what would you do?; Say it in other words.; Is that
+really true?; Thanks! What else should I know?; Turn that into a list.; I didn't understand the last part.; What is
+the first step?; Write that as a short poem.; Now explain it to an expert."""
+
 SYSTEMS = """
 You are a helpful assistant.; You answer in one short paragraph.; You are a patient teacher.; You are a pirate who
-helps with everything.; Answer with bullet points only.; You are an expert editor."""
+helps with everything.; Answer with bullet points only.; You are an expert editor.; You answer in one sentence.; You
+are a friendly librarian.; You are a doctor who explains things simply.; Reply in JSON.; You are the assistant of a
+hardware shop.; You are a travel guide.; Use simple words, as for a child.; You are a careful programmer who
+comments code."""
 
 
 def items(text: str) -> list[str]:
@@ -96,29 +181,47 @@ def items(text: str) -> list[str]:
 
 def user_text(luck: random.Random) -> str:
     """One user's message."""
+    kinds = (SENTENCES, CODE, REQUESTS, SUMS, LETTERS, EVERYDAY, STORIES, FACTS, SHORT, DOCUMENTS)
+    kind = luck.choices(kinds, (30, 14, 14, 8, 6, 10, 12, 8, 4, 8))[0]
     topic, other = luck.sample(items(TOPICS), 2)
-    kind = luck.choices(("topic", "code", "passage", "sum", "message"), (60, 12, 12, 8, 8))[0]
-    if kind == "topic":
-        return luck.choice(items(SENTENCES)).format(t=topic, u=other)
-    if kind == "code":
-        return luck.choice(items(CODE)).format(c=luck.choice(items(TASKS)))
-    if kind == "passage":
-        return luck.choice(items(REQUESTS)).format(p=luck.choice(items(PASSAGES)))
-    if kind == "sum":
-        return luck.choice(items(SUMS)).format(a=luck.randint(3, 99), b=luck.randint(3, 60))
-    return f"{luck.choice(items(LETTERS))} {luck.choice(items(MESSAGES))}."
+    thing, another = luck.sample(items(THINGS), 2)
+    text = luck.choice(items(kind)).format(
+        t=topic,
+        u=other,
+        x=thing,
+        y=another,
+        a=luck.randint(3, 99),
+        b=luck.randint(3, 60),
+        c=luck.choice(items(TASKS)),
+        d=luck.choice(items(DOINGS)),
+        e=luck.choice(items(EVENTS)),
+        h=luck.choice(items(HEROES)),
+        n=luck.choice(items(COUNTRIES)),
+        p=luck.choice(items(PASSAGES)),
+        w=luck.choice(items(WORDS)),
+    )
+    if kind is LETTERS:
+        return f"{text} {luck.choice(items(MESSAGES))}."
+    return f"Write {text}." if kind is DOCUMENTS else text
 
 
 def prompts(count: int, seed: int = 0) -> Iterator[list[dict[str, str]]]:
-    """`count` different conversations, each ending with a user's message; one in eight begins with a system's."""
+    """`count` different conversations, each ending with a user's message.
+
+    One in eight begins with a system's message. One in ten goes on after an answer, which is a passage.
+    """
     luck = random.Random(seed)
     seen: set[str] = set()
     while len(seen) < count:
         text = user_text(luck)
-        if text not in seen:
-            seen.add(text)
-            system = [{"role": "system", "content": luck.choice(items(SYSTEMS))}] if luck.random() < 1 / 8 else []
-            yield [*system, {"role": "user", "content": text}]
+        if text in seen:
+            continue
+        seen.add(text)
+        talk = [("system", luck.choice(items(SYSTEMS)))] if luck.random() < 1 / 8 else []
+        talk.append(("user", text))
+        if luck.random() < 1 / 10:
+            talk += [("assistant", luck.choice(items(PASSAGES))), ("user", luck.choice(items(FOLLOW_UPS)))]
+        yield [{"role": role, "content": content} for role, content in talk]
 
 
 if __name__ == "__main__":

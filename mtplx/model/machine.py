@@ -45,6 +45,12 @@ def available_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+def has_large_pages() -> bool:
+    """Whether the system gives memory in large pages to who asks for them (Linux's transparent huge pages)."""
+    enabled = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    return enabled is not None and "[never]" not in enabled
+
+
 def _num_cuda_devices() -> int:
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 def test_training_prompts_are_different_and_none_is_held_out() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "write_prompts.py"))
     conversations = list(script["prompts"](2560))
-    texts = {messages[-1]["content"] for messages in conversations}
-    assert len(texts) == 2560
+    assert len({json.dumps(messages) for messages in conversations}) == 2560
+    texts = {message["content"] for messages in conversations for message in messages}
     assert not any("{" in text or "}" in text for text in texts)
     lines = (ROOT / "benchmarks" / "data" / "prompts.jsonl").read_text().splitlines()
     held_out = {message["content"] for line in lines for message in json.loads(line)["messages"]}

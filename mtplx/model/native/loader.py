@@ -1,4 +1,4 @@
-"""Makes a native runner from a model: packs or maps its weights, sizes the cache, wires library and memory together."""
+"""Makes a native runner from a model: packs or loads its weights, sizes the cache, wires library and memory up."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ def load_native_runner(
     spec, shape = read_spec(model.path), read_shape(model.path)
     resolved = resolve_quantization(quantization, from_gguf=model.gguf_path is not None)
     weights, digest = packed_weights(model, shape, resolved, library, root or cache_root(), say)
+    weights = weights.in_large_pages(available_memory_bytes())
     cache_dtype = _cache_dtype(kv_cache_dtype, resolved)
     num_blocks = choose_num_blocks(
         _layout(shape, cache_dtype, head),

@@ -1,4 +1,4 @@
-"""The packed weights on disk: one file of tensors in the kernels' layout, mapped into memory, and an index beside it.
+"""The packed weights on disk: one file of tensors in the kernels' layout, and an index beside it.
 
 <root>/native/<key>/weights.bin     tensors one after another, each from a multiple of 64 bytes
 <root>/native/<key>/index.json      what lies where, and which files it was made from
@@ -16,6 +16,7 @@ import numpy as np
 
 from mtplx.model.native.formats import Bytes, Floats, Format
 from mtplx.model.native.library import Weight
+from mtplx.model.native.memory import in_large_pages
 from mtplx.model.store import FileStamp, intact_manifest
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector
@@ -56,7 +57,7 @@ class PackIndex:
 
 
 class PackedWeights:
-    """A weights file in memory. Addresses hold for as long as the object lives."""
+    """A weights file in memory, mapped or copied. Addresses hold for as long as the object lives."""
 
     def __init__(self, index: PackIndex, data: Bytes) -> None:
         self.index = index
@@ -65,6 +66,10 @@ class PackedWeights:
 
     def __contains__(self, name: str) -> bool:
         return name in self.index.tensors
+
+    def in_large_pages(self, free_bytes: int) -> PackedWeights:
+        """The same, copied into large pages where that can be had and leaves half of `free_bytes`."""
+        return PackedWeights(self.index, in_large_pages(self._data, free_bytes))
 
     def address(self, name: str) -> int:
         return self._base + self.index.tensors[name].offset

@@ -1,4 +1,4 @@
-"""The runner whose kernels are ours: batch-invariant, on CPUs, weights mapped from a file, one library call a step."""
+"""The runner whose kernels are ours: batch-invariant, on CPUs, weights from a packed file, one library call a step."""
 
 from __future__ import annotations
 
