@@ -10,6 +10,7 @@ _KEEP_OWN = 0.98  # one's own acceptance is forgotten over some fifty verified r
 _KEEP_COMMON = 0.995  # that of all over two hundred,
 _KEEP_IDLE = 0.995  # what is known of a depth that isn't used, over two hundred steps,
 _KEEP_COMMON_IDLE = 0.999  # and what all know of it, over a thousand rows
+_MOST_NEW = 0.02  # of what all know, before the prior is computed anew
 
 K = TypeVar("K")
 
@@ -20,18 +21,19 @@ class AcceptanceBook(Generic[K]):
     def __init__(self) -> None:
         self._common = Acceptance()
         self._own: dict[K, Acceptance] = {}
-        self._priors: list[float] | None = None  # of the common acceptance; None when that has changed
+        self._priors: list[float] | None = None  # of the common acceptance, as it was
+        self._num_new = 0  # rows ago
 
     def survivals(self, key: K, limit: int) -> list[float]:
         """For each of the first `limit` drafts the probability that it and all before it are accepted."""
-        if self._priors is None:
-            self._priors = priors(self._common)
+        if self._priors is None or self._num_new > _MOST_NEW * self._common.tried[0]:
+            self._priors, self._num_new = priors(self._common), 0
         return survivals(self._own.get(key, _NOTHING_SEEN), self._priors, limit)
 
     def verified(self, key: K, num_drafts: int, num_accepted: int) -> None:
         self._own[key] = self._own.get(key, _NOTHING_SEEN).after(num_drafts, num_accepted, keep=_KEEP_OWN)
         self._common = self._common.after(num_drafts, num_accepted, keep=_KEEP_COMMON)
-        self._priors = None
+        self._num_new += 1
 
     def fade(self, key: K, depth: int, num_steps: int = 1) -> None:
         """Says that for so many steps drafts from `depth` on weren't made: bad luck must not last."""

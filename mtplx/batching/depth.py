@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from mtplx.batching.acceptance import AcceptanceBook
@@ -21,7 +21,11 @@ _TRUST_IN_PROBES = 4.0  # beside a step of the kind that is chosen: they are rar
 _TRUST_IN_CHANGES = 0.2  # and in the first steps after one of the other kind
 _MARGIN = 0.03  # of a row's time, that drafts must save after steps without any: luck looks like gain
 _HORIZON = 64  # steps in which they must save what it takes to build the head's cache up to where they begin
-_MOST_REST = 5  # steps without drafts for the same rows before it is thought over again, if there were none before
+_MOST_REST = 5  # steps without drafts for the same rows before it is thought over again, if there were none before,
+_MOST_REST_DRAFTING = 2  # and steps with the same drafts, divided by the rows: many take longer to learn of
+_SETTLED = 16  # steps without drafts in a row; from then on
+_HEARD = 4  # one of so many corrects the costs
+_FADING = 6  # steps for which what is known of positions without drafts fades at once
 _CHANGE = 1  # steps with drafts that find the caches as those without left them,
 _CHANGE_BACK = 3  # and steps without behind those with
 
@@ -136,6 +140,10 @@ class _Probe:
     def save(self, seconds: float) -> None:
         self.saved_s += self.share * seconds
 
+    def can_pay(self, least_s: float, num_steps: int) -> bool:
+        """Whether it may be due if a step costs so much at least."""
+        return self.num_left > 0 or self.saved_s >= num_steps * least_s
+
     def is_due(self, cost_s: float, num_steps: int) -> bool:
         """Whether a step is made for its sake: one of a run in progress, or the first of one that can be paid for."""
         if self.num_left == 0:
@@ -167,6 +175,7 @@ class AdaptiveDepth:
         self._had_room = True
         self._is_trial = False
         self._depths: dict[int, int] = {}  # by seq_id, as they were last thought over,
+        self._num_unfaded = 0
         self._num_rested = self._rest = 0  # the steps since, and those until they are thought over again
 
     @property
@@ -195,8 +204,9 @@ class AdaptiveDepth:
         self._had_room, self._is_trial = any(row.limit for row in rows), False
         base = len(rows) + num_other_tokens
         if self._rests(rows, num_other_tokens):
-            self._save(self._costs.step.of(base))
-            return [0] * len(rows)
+            depths = [0 if num_other_tokens else min(self._depths[row.seq_id], row.limit) for row in rows]
+            self._save(self._costs.step_s(base, sum(depths), is_after_draft=any(depths)))
+            return depths
         row_survivals = [row.made or self._book.survivals(row.seq_id, row.limit) for row in rows]
         depths = choose_depths(row_survivals, self._costs, num_other_tokens, [bool(row.made) for row in rows])
         if any(depths) and self._is_luck(rows, row_survivals, depths, num_other_tokens):
@@ -204,7 +214,7 @@ class AdaptiveDepth:
         asked = [depth for row, depth in zip(rows, depths, strict=True) if not row.made]
         if asked and not num_other_tokens:
             self._chose_drafts = any(asked)
-        self._fade(rows, depths, 1 + self._num_rested)
+        self._fade(rows, depths)
         self._keep({row.seq_id: 0 if row.made else depth for row, depth in zip(rows, depths, strict=True)})
         step_s = self._costs.step_s(base, sum(depths), is_after_draft=any(asked))
         self._save(step_s)
@@ -231,6 +241,8 @@ class AdaptiveDepth:
 
     def stepped(self, num_tokens: int, seconds: float) -> None:
         self._num_alike = self._num_alike + 1 if self._is_asked == self._was_asked else 0
+        if not self._is_asked and self._num_alike > _SETTLED and self._num_alike % _HEARD:
+            return
         if self._num_alike < (_CHANGE if self._is_asked else _CHANGE_BACK):
             trust = _TRUST_IN_CHANGES
         else:
@@ -240,7 +252,9 @@ class AdaptiveDepth:
     def drafted(self, num_levels: int, num_tokens: int, seconds: float) -> None:
         self._is_asked = True
         trust = 1.0 if self._was_asked else _TRUST_IN_CHANGES
-        self._costs = replace(self._costs, draft=self._costs.draft.corrected(num_levels, num_tokens, seconds, trust))
+        costs = self._costs
+        draft = costs.draft.corrected(num_levels, num_tokens, seconds, trust)
+        self._costs = Costs(costs.step, draft, costs.after_draft, costs.is_cached)
 
     def forget(self, seq_id: int) -> None:
         self._book.forget(seq_id)
@@ -248,15 +262,15 @@ class AdaptiveDepth:
         self._depths.pop(seq_id, None)
 
     def _rests(self, rows: Seq[DraftRow], num_other_tokens: int) -> bool:
-        """Whether there are none because a few steps ago none were worth it for these rows: to think takes time too.
+        """Whether a step has what was best for the same rows a few steps ago: to think takes time too.
 
         Beside a prompt a few drafts cost little, but where there are none otherwise the head's own cache is to be built
         first. So a step with a prompt has none then.
         """
         if any(row.made for row in rows):
             return False
-        if num_other_tokens and not self._chose_drafts:
-            return True
+        if num_other_tokens:
+            return not self._chose_drafts
         is_probing = self._more.num_left or self._none.num_left
         if self._num_rested >= self._rest or is_probing or list(self._depths) != [row.seq_id for row in rows]:
             return False
@@ -264,8 +278,8 @@ class AdaptiveDepth:
         return True
 
     def _keep(self, depths: dict[int, int]) -> None:
-        rests = depths == self._depths and not any(depths.values())
-        self._rest = min(_MOST_REST, 2 * self._rest + 1) if rests else 0
+        most = _MOST_REST_DRAFTING // len(depths) if any(depths.values()) else _MOST_REST
+        self._rest = min(most, 2 * self._rest + 1) if depths == self._depths else 0
         self._depths, self._num_rested = depths, 0
 
     def _is_luck(
@@ -287,25 +301,32 @@ class AdaptiveDepth:
         self._more.save(step_s)
         self._none.save(step_s)
 
-    def _fade(self, rows: Seq[DraftRow], depths: Seq[int], num_steps: int) -> None:
-        """A row that had bad luck takes the server's acceptance again with time."""
+    def _fade(self, rows: Seq[DraftRow], depths: Seq[int]) -> None:
+        """A row that had bad luck takes the server's acceptance again in the long run."""
+        self._num_unfaded += 1 + self._num_rested
+        if self._num_unfaded < _FADING:
+            return
         for row, depth in zip(rows, depths, strict=True):
             num_asked = 0 if row.made else depth
             if num_asked < row.limit:
-                self._book.fade(row.seq_id, num_asked, num_steps)
+                self._book.fade(row.seq_id, num_asked, self._num_unfaded)
+        self._num_unfaded = 0
 
     def _tries_none(
         self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int
     ) -> bool:
         """Whether this step goes without drafts that are chosen; drafts that are made are never thrown away."""
-        if any(row.made for row in rows):
-            return False
         step_s = self._costs.step.of(len(rows) + num_other_tokens)
+        if not self._none.can_pay(_LEAST_GAIN * step_s, _CHANGE_BACK + 1) or any(row.made for row in rows):
+            return False
         gain_s = step_s - len(rows) / rate_of(depths, row_survivals, self._costs, num_other_tokens)
         return self._none.is_due(max(gain_s, _LEAST_GAIN * step_s), _CHANGE_BACK + 1)
 
     def _probe(self, rows: Seq[DraftRow], depths: list[int], base: int, step_s: float) -> None:
         """Deepens one row by one draft if that is due, in a step of `step_s` without; changes `depths`."""
+        num_steps = 1 if self._chose_drafts else _CHANGE + 1
+        if not self._more.can_pay(_LEAST_COST * step_s, num_steps):
+            return
         open_rows = [index for index, row in enumerate(rows) if not row.made and depths[index] < row.limit]
         if not open_rows:
             return
@@ -316,7 +337,7 @@ class AdaptiveDepth:
         num_head_tokens = 1 + (row.num_unprimed if depths[index] == 0 else 0)
         cost_s = costs.step_s(base, sum(depths) + 1, is_after_draft=True) - step_s
         cost_s += costs.draft.of(int(is_deepest), num_head_tokens)
-        if not self._more.is_due(max(cost_s, _LEAST_COST * step_s), 1 if self._chose_drafts else _CHANGE + 1):
+        if not self._more.is_due(max(cost_s, _LEAST_COST * step_s), num_steps):
             return
         depths[index] += 1
         self._num_probes += not is_in_run

@@ -125,6 +125,11 @@ class CostTable:
         slope = (self.seconds[-1] - self.seconds[0]) / (last - 1) if last > 1 else self.seconds[0]
         return self.scale * (self.seconds[-1] + slope * (num_tokens - last))
 
+    def following(self, num_tokens: int, count: int) -> list[float]:
+        """Seconds of steps of one to `count` tokens more than so many."""
+        measured = [self.scale * seconds for seconds in self.seconds[num_tokens : num_tokens + count]]
+        return measured + [self.of(num_tokens + more) for more in range(len(measured) + 1, count + 1)]
+
     def corrected(self, num_tokens: int, seconds: float, trust: float = 1.0) -> CostTable:
         """Moved a little towards one observed step: half of it as a whole, half at this number of tokens alone.
 
@@ -188,12 +193,22 @@ class Costs:
             return self.step.of(num_tokens + num_drafts)
         return max(self.step.of(num_tokens), (self.after_draft or self.step).of(num_tokens + num_drafts))
 
+    def steps_s(self, num_tokens: int, most_drafts: int, *, is_after_draft: bool) -> list[float]:
+        """The same for one draft, two, .. up to `most_drafts`, at least one."""
+        if not is_after_draft:
+            return self.step.following(num_tokens, most_drafts)
+        plain_s = self.step.of(num_tokens)
+        found = (self.after_draft or self.step).following(num_tokens, most_drafts)
+        return found if found[0] >= plain_s else [max(plain_s, seconds) for seconds in found]
+
     def corrected(self, num_tokens: int, seconds: float, *, is_after_draft: bool, trust: float = 1.0) -> Costs:
         """With one observed step; `trust` as in `CostTable.corrected`."""
-        after_draft = self.after_draft or self.step
+        step, after_draft = self.step, self.after_draft or self.step
         if is_after_draft:
-            return replace(self, after_draft=after_draft.corrected(num_tokens, seconds, trust))
-        return replace(self, step=self.step.corrected(num_tokens, seconds, trust), after_draft=after_draft)
+            after_draft = after_draft.corrected(num_tokens, seconds, trust)
+        else:
+            step = step.corrected(num_tokens, seconds, trust)
+        return Costs(step, self.draft, after_draft, self.is_cached)
 
 
 def choose_depths(
@@ -210,30 +225,36 @@ def choose_depths(
 
         one row, survivals 0.9 0.81, step 10 + n, drafting free: 2.71 / 13 > 1.9 / 12 > 1 / 11, so [2]
     """
-    num_rows = len(row_survivals)
+    num_rows, base = len(row_survivals), len(row_survivals) + num_other_tokens
     made = frozenset(row for row, is_made in enumerate(are_made) if is_made)
     deepest = max((len(survival) for row, survival in enumerate(row_survivals) if row not in made), default=0)
-    base = num_rows + num_other_tokens
     ranked = _ranked(row_survivals)
     best_rate, best = num_rows / costs.step.of(base), (0, 0)
-    if not ranked or not (made or _can_pay(ranked, num_rows, base, costs, best_rate)):
+    if not ranked:
+        return [0] * num_rows
+    with_head_s = costs.steps_s(base, len(ranked), is_after_draft=True)
+    if not (made or _can_pay(ranked, num_rows, with_head_s, costs.draft, best_rate)):
         return [0] * num_rows
     for max_depth in range(0 if made else 1, deepest + 1):
+        if max_depth and _emitted_from(max_depth, row_survivals) <= best_rate * costs.draft.per_level_s:
+            break  # all drafts of this depth and those behind them are not worth one level more
+        steps_s = with_head_s if max_depth else costs.steps_s(base, len(ranked), is_after_draft=False)
         emitted, count, drafting_s = float(num_rows), 0, costs.draft.per_level_s * max_depth
-        for candidate in ranked:
-            if candidate.row not in made:
-                if candidate.depth > max_depth:
+        is_new = max_depth == 0  # other choices were tried with a lesser greatest depth
+        for minus_survival, depth, row in ranked:
+            if row not in made:
+                if depth > max_depth:
                     continue
                 drafting_s += costs.draft.per_token_s
+                is_new = is_new or depth == max_depth
+            emitted -= minus_survival
             count += 1
-            emitted += candidate.survival
-            rate = emitted / (costs.step_s(base, count, is_after_draft=max_depth > 0) + drafting_s)
-            if rate > best_rate:
-                best_rate, best = rate, (max_depth, count)
+            if is_new and emitted > best_rate * (steps_s[count - 1] + drafting_s):
+                best_rate, best = emitted / (steps_s[count - 1] + drafting_s), (max_depth, count)
     max_depth, count = best
     depths = [0] * num_rows
-    for candidate in [one for one in ranked if one.row in made or one.depth <= max_depth][:count]:
-        depths[candidate.row] += 1
+    for _, _, row in [one for one in ranked if one[2] in made or one[1] <= max_depth][:count]:
+        depths[row] += 1
     return depths
 
 
@@ -253,30 +274,29 @@ def seconds_of(depths: Seq[int], costs: Costs, num_other_tokens: int = 0) -> flo
     return step_s + costs.draft.of(max(depths, default=0), sum(depths))
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    survival: float
-    depth: int
-    row: int
-
-
-def _ranked(row_survivals: Seq[Seq[float]]) -> list[_Candidate]:
-    """All drafts that could be made, the likeliest to survive first, and never one before those it builds on."""
-    candidates = [
-        _Candidate(survival, depth, row)
+def _ranked(row_survivals: Seq[Seq[float]]) -> list[tuple[float, int, int]]:
+    """All drafts that could be made, as (-survival, depth, row): the likeliest first, none before what it builds on."""
+    return sorted(
+        (-survival, depth, row)
         for row, survivals_of_row in enumerate(row_survivals)
         for depth, survival in enumerate(survivals_of_row, start=1)
-    ]
-    return sorted(candidates, key=lambda candidate: (-candidate.survival, candidate.depth))
+    )
 
 
-def _can_pay(ranked: Seq[_Candidate], num_rows: int, base: int, costs: Costs, plain_rate: float) -> bool:
+def _emitted_from(depth: int, row_survivals: Seq[Seq[float]]) -> float:
+    """Tokens that all drafts of this depth and greater ones are expected to add."""
+    return sum(sum(survival[depth - 1 :]) for survival in row_survivals)
+
+
+def _can_pay(
+    ranked: Seq[tuple[float, int, int]], num_rows: int, steps_s: Seq[float], draft: DraftCost, plain_rate: float
+) -> bool:
     """Whether drafts would pay if all their levels cost as much as one: where even so they don't, no more is tried."""
-    emitted = float(num_rows)
-    for count, candidate in enumerate(ranked, start=1):
-        emitted += candidate.survival
-        seconds = costs.step_s(base, count, is_after_draft=True) + costs.draft.of(1, count)
-        if emitted > plain_rate * seconds:
+    emitted, drafting_s = float(num_rows), draft.per_level_s
+    for (minus_survival, _, _), step_s in zip(ranked, steps_s, strict=True):
+        emitted -= minus_survival
+        drafting_s += draft.per_token_s
+        if emitted > plain_rate * (step_s + drafting_s):
             return True
     return False
 
