@@ -14,13 +14,13 @@ from mtplx.telemetry.stages import DeliveryRecord, Recording, StepRecord
 Event = dict[str, Any]
 
 _PROCESS = 1
-_WORKER, _EVENT_LOOP = 1, 2  # threads
+_EVENT_LOOP, _WORKER = _PROCESS, 2  # threads; the one with the process's number is shown as its main thread
 
 
 def chrome_trace(recording: Recording) -> dict[str, Any]:
     """The trace as one JSON object; times count from the first step's start."""
     events = [
-        _named("process_name", _WORKER, "mtplx"),
+        _named("process_name", _EVENT_LOOP, "mtplx"),
         _named("thread_name", _WORKER, "worker"),
         _named("thread_name", _EVENT_LOOP, "event loop"),
     ]
@@ -58,7 +58,7 @@ def _delivery_events(delivery: DeliveryRecord, origin_s: float) -> Iterator[Even
             "name": str(hand_over.stage),
             "cat": "hand_over",
             "ph": phase,
-            "id": delivery.number,
+            "id2": {"local": str(delivery.number)},  # within the process; a plain `id` is a track outside of it
             "ts": _nanoseconds(seconds - origin_s) / 1000,
             "pid": _PROCESS,
             "tid": _EVENT_LOOP,

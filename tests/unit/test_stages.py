@@ -196,7 +196,7 @@ class TestProfile:
 
 NUMBER = (int, float)
 COMPLETE = {"name": str, "cat": str, "ph": str, "ts": NUMBER, "dur": NUMBER, "pid": int, "tid": int}
-ASYNCHRONOUS = {"name": str, "cat": str, "ph": str, "id": int, "ts": NUMBER, "pid": int, "tid": int}
+ASYNCHRONOUS = {"name": str, "cat": str, "ph": str, "id2": dict, "ts": NUMBER, "pid": int, "tid": int}
 METADATA = {"name": str, "ph": str, "pid": int, "tid": int, "args": dict}
 
 
@@ -257,8 +257,8 @@ class TestTrace:
         assert list(overlaps_without_nesting(events)) == []
         num_whole = sum(event.get("cat") == "step" for event in events)
         assert num_whole == len(steps)
-        begun = sorted((event["id"], event["ts"]) for event in events if event["ph"] == "b")
-        ended = sorted((event["id"], event["ts"]) for event in events if event["ph"] == "e")
+        begun = sorted((event["id2"]["local"], event["ts"]) for event in events if event["ph"] == "b")
+        ended = sorted((event["id2"]["local"], event["ts"]) for event in events if event["ph"] == "e")
         assert [step for step, _ in begun] == [step for step, _ in ended]
         assert all(start <= end for (_, start), (_, end) in zip(begun, ended, strict=True))
 
@@ -269,23 +269,23 @@ class TestTrace:
         deliver(1.0)
         events = checked_events(chrome_trace(machine.recorder.recording()))
         names = {(e["name"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
-        assert names == {("process_name", 1): "mtplx", ("thread_name", 1): "worker", ("thread_name", 2): "event loop"}
+        assert names == {("process_name", 1): "mtplx", ("thread_name", 1): "event loop", ("thread_name", 2): "worker"}
         spans = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
         assert spans == [
-            ("step of 4", 1, 0.0, 10000.0),
-            ("plan", 1, 0.0, 1000.0),
-            ("draft", 1, 1000.0, 2000.0),
-            ("plan", 1, 3000.0, 1000.0),
-            ("forward", 1, 4000.0, 4000.0),
-            ("sample", 1, 8000.0, 1500.0),
-            ("commit", 1, 9500.0, 500.0),
-            ("detokenise", 2, 12000.0, 1000.0),
+            ("step of 4", 2, 0.0, 10000.0),
+            ("plan", 2, 0.0, 1000.0),
+            ("draft", 2, 1000.0, 2000.0),
+            ("plan", 2, 3000.0, 1000.0),
+            ("forward", 2, 4000.0, 4000.0),
+            ("sample", 2, 8000.0, 1500.0),
+            ("commit", 2, 9500.0, 500.0),
+            ("detokenise", 1, 12000.0, 1000.0),
         ]
         (numbers,) = [e["args"] for e in events if e.get("cat") == "step"]
         assert numbers == {"number": 1, "tokens": 4, "drafts": 3, "accepted": 2, "emitted": 3}
-        assert [(e["ph"], e["id"], e["ts"]) for e in events if e.get("cat") == "hand_over"] == [
-            ("b", 1, 10000.0),
-            ("e", 1, 12000.0),
+        assert [(e["ph"], e["id2"], e["ts"]) for e in events if e.get("cat") == "hand_over"] == [
+            ("b", {"local": "1"}, 10000.0),
+            ("e", {"local": "1"}, 12000.0),
         ]
 
     def test_a_delivery_whose_step_is_gone_is_left_out(self) -> None:
