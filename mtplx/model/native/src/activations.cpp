@@ -1,5 +1,6 @@
 #include "activations.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace mtplx {
@@ -32,7 +33,8 @@ int32_t round_half(const float *x, float factor, int8_t *bytes) {
 }  // namespace
 
 void Activations::resize(int num_rows) {
-    const size_t rows = (size_t(num_rows) + TILE - 1) / TILE * TILE, groups = rows * num_groups();
+    tile_ = std::max(1, std::min(num_rows, TILE));
+    const size_t rows = (size_t(num_rows) + tile_ - 1) / tile_ * tile_, groups = rows * num_groups();
     if (groups <= scales_.size()) return;
     floats_.resize(rows * size_);
     bytes_.resize(rows * size_);
@@ -56,9 +58,9 @@ void Activations::quantize(int row, int begin, int end) {
         scales_[at] = scale;
         scaled_sums_[at] = scale * static_cast<float>(sum);
         corrections_[at] = -128 * sum;
-        int32_t *of_halves = of_halves_.data() + at + at / TILE * TILE;
+        int32_t *of_halves = of_halves_.data() + at + at / tile_ * tile_;
         of_halves[0] = -32 * first;
-        of_halves[TILE] = -32 * second;
+        of_halves[tile_] = -32 * second;
         if (WIDE_ACTIVATIONS) widen(bytes, wide_.data() + at * GROUP);
     }
 }

@@ -9,16 +9,17 @@ namespace mtplx {
 
 constexpr int TILE = 16;  // rows whose activations lie together
 
-// Rows of `size` inputs, G = size / 32 groups. Floats lie row by row; what is rounded lies by tiles of 16 rows and, in
-// a tile, by groups, so that a kernel finds all rows of a group at fixed distances from one address:
+// Rows of `size` inputs, G = size / 32 groups. Floats lie row by row; what is rounded lies by tiles of T rows and, in a
+// tile, by groups, so that a kernel finds all rows of a group at fixed distances from one address. T is 16, or all rows
+// where there are fewer: what one thread writes and another reads should be few cache lines.
 //
 //     floats        [N][size]
-//     bytes         [N / 16][G][16][32]   round(x / scale), in -127 .. 127
-//     wide          [N / 16][G][16][32]   the same as int16 in dot.h's order, where the build needs it
-//     scales        [N / 16][G][16]       largest |x| of the group / 127
-//     scaled_sums   [N / 16][G][16]       scale * (sum of bytes), for weights with a minimum
-//     corrections   [N / 16][G][16]       -128 * (sum of bytes), for weights stored unsigned
-//     of_halves     [N / 16][G][2][16]    -32 * (sum of each half's bytes), for weights with a scale for each half
+//     bytes         [N / T][G][T][32]   round(x / scale), in -127 .. 127
+//     wide          [N / T][G][T][32]   the same as int16 in dot.h's order, where the build needs it
+//     scales        [N / T][G][T]       largest |x| of the group / 127
+//     scaled_sums   [N / T][G][T]       scale * (sum of bytes), for weights with a minimum
+//     corrections   [N / T][G][T]       -128 * (sum of bytes), for weights stored unsigned
+//     of_halves     [N / T][G][2][T]    -32 * (sum of each half's bytes), for weights with a scale for each half
 class Activations {
 public:
     explicit Activations(int size) : size_(size) {}
@@ -36,21 +37,21 @@ public:
     float *floats(int row) { return floats_.data() + size_t(row) * size_; }
     const float *floats(int row) const { return floats_.data() + size_t(row) * size_; }
 
-    // A row's first group; the next one is TILE rows further on.
+    // A row's first group; the next one is a tile's rows further on.
     GroupInput first_group(int row) const {
         const size_t at = place(row, 0);
         const int16_t *wide = WIDE_ACTIVATIONS ? wide_.data() + at * GROUP : nullptr;
-        const int32_t *of_halves = of_halves_.data() + at + at / TILE * TILE;
-        return {bytes_.data() + at * GROUP, wide, scales_.data() + at, scaled_sums_.data() + at,
+        const int32_t *of_halves = of_halves_.data() + at + at / tile_ * tile_;
+        return {tile_, bytes_.data() + at * GROUP, wide, scales_.data() + at, scaled_sums_.data() + at,
                 corrections_.data() + at, of_halves};
     }
 
 private:
     size_t place(int row, int group) const {
-        return (size_t(row / TILE) * num_groups() + group) * TILE + row % TILE;
+        return (size_t(row / tile_) * num_groups() + group) * tile_ + row % tile_;
     }
 
-    int size_;
+    int size_, tile_ = TILE;
     std::vector<float> floats_, scales_, scaled_sums_;
     std::vector<int8_t> bytes_;
     std::vector<int16_t> wide_;

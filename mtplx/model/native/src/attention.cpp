@@ -216,6 +216,7 @@ void Attention::plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, in
     window_ = window;
     begin_ = begin;
     segments_a_row_ = 0;
+    is_whole_ = true;
     tasks_.clear();
     for (int row = 0; row < rows.num_tokens;) {
         const int first_row = row;
@@ -227,6 +228,7 @@ void Attention::plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, in
             first_segment = std::min(first_segment, first);
             last_segment = std::max(last_segment, last);
         }
+        is_whole_ = is_whole_ && first_segment == last_segment;
         for (int segment = first_segment; segment <= last_segment; segment++)
             tasks_.push_back({first_row, row - first_row, segment});
     }

@@ -54,6 +54,18 @@ public:
     int num_tasks() const { return static_cast<int>(tasks_.size()) * num_kv_heads_; }
     void run_task(int task, const mtplx_cache &cache, const float *queries);
 
+    // Whether every task is of all keys of its queries, which can then be combined as soon as it has run.
+    bool is_whole() const { return is_whole_; }
+
+    // Calls body(row, head) for every query of a task.
+    template <class Body>
+    void for_queries(int task, const Body &body) const {
+        const Task &of_run = tasks_[task / num_kv_heads_];
+        const int heads = num_heads_ / num_kv_heads_, first = task % num_kv_heads_ * heads;
+        for (int row = of_run.first_row; row < of_run.first_row + of_run.num_rows; row++)
+            for (int head = first; head < first + heads; head++) body(row, head);
+    }
+
     // Writes [head_dim] floats.
     void combine(int row, int head, float *out) const;
 
@@ -70,6 +82,7 @@ private:
     const mtplx_rows *rows_ = nullptr;
     int num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0, window_ = 0, begin_ = 0;
     int segments_a_row_ = 0;
+    bool is_whole_ = false;
     std::vector<Task> tasks_;
     std::vector<float> partials_;  // [N][num_heads][segments a row][head_dim + 2]: values, largest score, sum
 };

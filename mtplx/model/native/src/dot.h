@@ -19,19 +19,20 @@ constexpr bool WIDE_ACTIVATIONS = false;
 // A group's activations: of row m the 32 int8 from bytes + 32 * m on, and for WIDE_ACTIVATIONS the same as int16, every
 // four in the order 0 2 1 3. The others have one value a row: see activations.h.
 struct GroupInput {
+    int tile;  // rows that lie together
     const int8_t *bytes;
     const int16_t *wide;
     const float *scales, *scaled_sums;
     const int32_t *corrections, *of_halves;
 
-    // To the next group, whose values lie `rows` rows further on.
-    void advance(int rows) {
-        bytes += rows * GROUP;
-        if (WIDE_ACTIVATIONS) wide += rows * GROUP;
-        scales += rows;
-        scaled_sums += rows;
-        corrections += rows;
-        of_halves += 2 * rows;
+    // To the next group.
+    void advance() {
+        bytes += tile * GROUP;
+        if (WIDE_ACTIVATIONS) wide += tile * GROUP;
+        scales += tile;
+        scaled_sums += tile;
+        corrections += tile;
+        of_halves += 2 * tile;
     }
 };
 

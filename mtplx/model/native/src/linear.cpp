@@ -51,7 +51,7 @@ inline void add_run(const uint8_t *panel, const PanelLayout &layout, int num_col
         // -128 times the activations' sum takes back an offset of 128, a part of it a smaller one.
         Ints start = {};
         if constexpr (kind.num_scales == 2)
-            start = splat(input.of_halves[HALF * TILE + m]);
+            start = splat(input.of_halves[HALF * input.tile + m]);
         else if constexpr (kind.zero != 0)
             start = splat(input.corrections[m] / (128 / kind.zero));
 #pragma GCC unroll 4
@@ -81,7 +81,7 @@ void multiply_blocks(const uint8_t *panel, int num_cols, const Activations &x, i
     Floats totals[M][V];
     clear<M, V>(totals);
     const uint8_t *lines = panel + layout.lines;
-    for (int g = 0; g < num_cols / GROUP; g++, lines += group_bytes(kind.bits), input.advance(TILE)) {
+    for (int g = 0; g < num_cols / GROUP; g++, lines += group_bytes(kind.bits), input.advance()) {
         for (int p = 0; p < P; p++) fetch(lines + p * layout.bytes, group_bytes(kind.bits));
         add_run<FORMAT, 0, M, P>(panel, layout, num_cols, g, lines, input, totals);
         if constexpr (kind.num_scales == 2)

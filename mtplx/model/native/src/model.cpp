@@ -4,6 +4,7 @@
 //     rows        embed; in a draft head: normalize | join with the trunk's hidden states
 //     each layer  normalize | q, k, v by head, cache | attend | combine | o, add
 //                 normalize | gate, up, silu | down, add
+//                 (few rows are normalized by each thread for itself, and short attention is combined at once)
 //     rows        normalize | output head for those that are wanted
 #include <algorithm>
 #include <initializer_list>
@@ -18,6 +19,8 @@ namespace mtplx {
 namespace {
 
 typedef float HeadRow[MAX_HEAD_DIM];
+
+constexpr int FEW_ROWS = 4;
 
 bool fits(const mtplx_weight &weight, int32_t rows, int32_t cols) {
     return weight.data && weight.num_rows == rows && weight.num_cols == cols;
@@ -83,8 +86,8 @@ public:
         : config_(config),
           layers_(config.layers, config.layers + config.num_layers),
           pool_(pool),
+          normed_(pool.size(), Activations(config.hidden)),
           joined_(2 * config.hidden),
-          normed_(config.hidden),
           attended_(config.num_heads * config.head_dim),
           gated_(config.intermediate),
           final_(config.hidden),
@@ -118,7 +121,8 @@ private:
         const int32_t rows = step.rows.num_tokens;
         num_rows_ = rows;
         if (is_draft_head()) joined_.resize(rows);
-        normed_.resize(rows);
+        const size_t copies = rows <= FEW_ROWS ? normed_.size() : 1;
+        for (size_t i = 0; i < copies; i++) normed_[i].resize(rows);
         attended_.resize(rows);
         gated_.resize(rows);
         final_.resize(step.num_wanted);
@@ -174,58 +178,73 @@ private:
     }
 
     void run_layer(Team &team, const mtplx_rows &rows, const mtplx_layer &layer, const mtplx_cache &cache) {
-        normalize(team, layer.attention_norm, {&layer.q, &layer.k, &layer.v});
+        const Activations &normed = normalize(team, layer.attention_norm, {&layer.q, &layer.k, &layer.v});
         const int heads = config_.num_heads + 2 * config_.num_kv_heads;
-        team.share(heads, [&](int head) { project_head(rows, layer, cache, head); });
-        const int tasks = attention_.num_tasks();
-        team.share(tasks, [&](int task) { attention_.run_task(task, cache, queries_.data()); });
-        combine(team, !is_float(layer.o.format));
+        team.share(heads, [&](int head) { project_head(rows, layer, cache, normed, head); });
+        const bool round = !is_float(layer.o.format), at_once = attention_.is_whole() && heads_together() == 1;
+        team.share(attention_.num_tasks(), [&](int task) {
+            attention_.run_task(task, cache, queries_.data());
+            if (at_once) attention_.for_queries(task, [&](int row, int head) { combine(row, head, round); });
+        });
+        const int units = config_.num_heads / heads_together();
+        if (!at_once) team.share(num_rows_ * units, [&](int i) { combine(i / units, i % units, round); });
         multiply<true>(team, layer.o, attended_, num_rows_, stream_.data());
         normalize(team, layer.mlp_norm, {&layer.gate, &layer.up});
         const int groups = gated_.num_groups();
-        team.share(groups, [&](int group) { gate(layer, group); });
+        team.share(groups, [&](int group) { gate(layer, normed, group); });
         multiply<true>(team, layer.down, gated_, num_rows_, stream_.data());
     }
 
-    void normalize(Team &team, const float *weight, std::initializer_list<const mtplx_weight *> readers) {
+    // Returns the rows normalized for their readers. Of few rows every thread makes a copy for itself: that takes less
+    // time than to wait for the others and to fetch what they made.
+    const Activations &normalize(Team &team, const float *weight, std::initializer_list<const mtplx_weight *> readers) {
         bool round = false;
         for (const mtplx_weight *reader : readers) round |= !is_float(reader->format);
-        team.share(num_rows_, [&](int row) {
-            rms_norm(stream(row), weight, config_.norm_eps, config_.hidden, normed_.floats(row));
-            if (round) normed_.quantize(row);
-        });
+        const bool alone = num_rows_ <= FEW_ROWS;
+        Activations &normed = normed_[alone ? team.index() : 0];
+        const auto body = [&](int row) {
+            rms_norm(stream(row), weight, config_.norm_eps, config_.hidden, normed.floats(row));
+            if (round) normed.quantize(row);
+        };
+        if (alone)
+            for (int row = 0; row < num_rows_; row++) body(row);
+        else
+            team.share(num_rows_, body);
+        return normed;
     }
 
     // One head of q, k or v for all rows: projected, finished, and put where attention reads it.
-    void project_head(const mtplx_rows &rows, const mtplx_layer &layer, const mtplx_cache &cache, int index) {
+    void project_head(const mtplx_rows &rows, const mtplx_layer &layer, const mtplx_cache &cache,
+                      const Activations &normed, int index) {
         const int num_heads = config_.num_heads, num_kv_heads = config_.num_kv_heads;
         if (index < num_heads)
-            return for_head_rows(layer.q, layer.q_bias, index, [&](int row, float *query) {
+            return for_head_rows(layer.q, layer.q_bias, normed, index, [&](int row, float *query) {
                 finish_head(rows, layer.q_norm, row, query);
                 float *to = queries_.data() + (size_t(row) * num_heads + index) * config_.head_dim;
                 for (int d = 0; d < config_.head_dim; d++) to[d] = query[d] * scale_;
             });
         index -= num_heads;
         if (index < num_kv_heads)
-            return for_head_rows(layer.k, layer.k_bias, index, [&](int row, float *key) {
+            return for_head_rows(layer.k, layer.k_bias, normed, index, [&](int row, float *key) {
                 finish_head(rows, layer.k_norm, row, key);
                 write_key(cache, block_of(rows, row), rows.positions[row] % BLOCK, index, key);
             });
         index -= num_kv_heads;
-        for_head_rows(layer.v, layer.v_bias, index, [&](int row, float *value) {
+        for_head_rows(layer.v, layer.v_bias, normed, index, [&](int row, float *value) {
             write_value(cache, block_of(rows, row), rows.positions[row] % BLOCK, index, value);
         });
     }
 
     template <class Body>
-    void for_head_rows(const mtplx_weight &weight, const float *bias, int head, const Body &body) {
+    void for_head_rows(const mtplx_weight &weight, const float *bias, const Activations &normed, int head,
+                       const Body &body) {
         const int size = config_.head_dim, first_panel = head * size / PANEL, panels = size / PANEL;
         for_tiles(num_rows_, [&](int first, int count) {
             HeadRow heads[TILE];
             for (int panel = 0; panel < panels; panel += 2) {
                 PairOutput out[TILE];
                 const int num_panels = std::min(2, panels - panel);
-                multiply_panels(weight, first_panel + panel, num_panels, normed_, first, count, out);
+                multiply_panels(weight, first_panel + panel, num_panels, normed, first, count, out);
                 for (int i = 0; i < count; i++)
                     std::memcpy(heads[i] + panel * PANEL, out[i], num_panels * PANEL * sizeof(float));
             }
@@ -243,24 +262,22 @@ private:
         rotate(head, config_.head_dim, config_.rope_cos + angles, config_.rope_sin + angles);
     }
 
-    // Shared out by heads, as many together as fill whole groups.
-    void combine(Team &team, bool round) {
-        const int together = config_.head_dim % GROUP ? 2 : 1, units = config_.num_heads / together;
-        const int groups = together * config_.head_dim / GROUP;
-        team.share(num_rows_ * units, [&](int index) {
-            const int row = index / units, unit = index % units;
-            for (int head = unit * together; head < (unit + 1) * together; head++)
-                attention_.combine(row, head, attended_.floats(row) + head * config_.head_dim);
-            if (round) attended_.quantize(row, unit * groups, (unit + 1) * groups);
-        });
+    // Combines as many heads of a row as fill whole groups.
+    void combine(int row, int unit, bool round) {
+        const int together = heads_together(), groups = together * config_.head_dim / GROUP;
+        for (int head = unit * together; head < (unit + 1) * together; head++)
+            attention_.combine(row, head, attended_.floats(row) + head * config_.head_dim);
+        if (round) attended_.quantize(row, unit * groups, (unit + 1) * groups);
     }
 
+    int heads_together() const { return config_.head_dim % GROUP ? 2 : 1; }
+
     // 32 elements of silu(gate) * up for all rows.
-    void gate(const mtplx_layer &layer, int group) {
+    void gate(const mtplx_layer &layer, const Activations &normed, int group) {
         for_tiles(num_rows_, [&](int first, int count) {
             PairOutput gates[TILE], ups[TILE];
-            multiply_panels(layer.gate, group * 2, 2, normed_, first, count, gates);
-            multiply_panels(layer.up, group * 2, 2, normed_, first, count, ups);
+            multiply_panels(layer.gate, group * 2, 2, normed, first, count, gates);
+            multiply_panels(layer.up, group * 2, 2, normed, first, count, ups);
             for (int i = 0; i < count; i++) {
                 float *to = gated_.floats(first + i) + group * GROUP;
                 for (int d = 0; d < GROUP; d += LANES) {
@@ -317,8 +334,8 @@ private:
     int num_rows_ = 0;                            // of this step
     std::vector<float> stream_;                   // [N][hidden], what layers add to
     std::vector<float> queries_;                  // [N][num_heads][head_dim], scaled
-    // Inputs of eh_proj; of qkv and gate/up; of o; of down; of the output head.
-    Activations joined_, normed_, attended_, gated_, final_;
+    std::vector<Activations> normed_;             // inputs of qkv and gate/up; by thread for few rows, else the first
+    Activations joined_, attended_, gated_, final_;  // inputs of eh_proj; of o; of down; of the output head
     Attention attention_;
     const float scale_;
 };

@@ -82,6 +82,7 @@ public:
     Team(Crew &crew, int index) : crew_(crew), index_(index) {}
 
     int size() const { return crew_.size; }
+    int index() const { return index_; }  // of this thread
 
     // Calls body(i) once for every i below count and returns when all are done. Each thread has a part of its own, in
     // one piece, so that what it fetches ahead is what it reads next; who is through helps the others. Every thread
@@ -108,6 +109,8 @@ public:
     ~Pool();
     Pool(const Pool &) = delete;
     Pool &operator=(const Pool &) = delete;
+
+    int size() const { return crew_.size; }
 
     // Runs the job on all threads, the calling one included, and returns when all are through. It must not throw.
     void run(const std::function<void(Team &)> &job);
