@@ -24,7 +24,7 @@ from mtplx.model.machine import cpu_name, physical_cores
 from mtplx.model.runner import Runner, drafting_runner
 
 FOLDER = "costs"
-_FORMAT: Final = 2  # in the name too, so that files of another are left alone
+_FORMAT: Final = 3  # in the name too, so that files of another are left alone
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class CostFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    format_version: Literal[2] = _FORMAT
+    format_version: Literal[3] = _FORMAT
     setup: Setup
     step_s: Annotated[list[StepSeconds], Field(min_length=1)]
     step_after_draft_s: Annotated[list[StepSeconds], Field(min_length=1)]

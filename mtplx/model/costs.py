@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -35,15 +36,18 @@ def measure_costs(
     runner.run(_plan(runner, 1))
     plain: dict[int, float] = {}
     after_draft: dict[int, float] = {}
+    firsts_s: list[float] = []  # of a first draft between two steps, whose weights have taken its caches
     for size in [size for size in _SIZES if size <= min(max_tokens, runner.num_blocks)]:
         plain[size] = min(_step_s(runner, size, clock) for _ in range(_STEP_RUNS))
         if drafting:
-            after_draft[size] = min(_step_after_draft_s(drafting, size, clock) for _ in range(_STEP_RUNS))
+            pairs = [_draft_and_step_s(drafting, size, clock) for _ in range(_STEP_RUNS)]
+            firsts_s += [draft_s for draft_s, _ in pairs]
+            after_draft[size] = min(step_s for _, step_s in pairs)
         if clock() >= step_end_s:
             break
     if drafting is None:
         return Costs(CostTable(_between(plain)), DraftCost())
-    drafts = _measure_drafts(drafting, budget_s * (1 - _STEP_SHARE), clock)
+    drafts = _measure_drafts(drafting, budget_s * (1 - _STEP_SHARE), clock, statistics.median(firsts_s))
     return Costs(CostTable(_between(plain)), drafts, CostTable(_between(after_draft)))
 
 
@@ -60,9 +64,8 @@ def still_hold(runner: Runner, costs: Costs, clock: Callable[[], float] = time.p
         return False
     if drafting is None:
         return True
-    requests = _requests(drafting, 1, depth=1)
-    drafting.draft(requests, _choose_any)
-    draft_s = min(_seconds(lambda: drafting.draft(requests, _choose_any), clock) for _ in range(_CHECK_RUNS))
+    drafting.draft(_requests(drafting, 1, depth=1), _choose_any)
+    draft_s = min(_draft_and_step_s(drafting, 1, clock)[0] for _ in range(_CHECK_RUNS))
     return _is_about(draft_s, costs.draft.of(1, 1))
 
 
@@ -71,13 +74,18 @@ def _step_s(runner: Runner, size: int, clock: Callable[[], float]) -> float:
     return _seconds(lambda: runner.run(plan), clock)
 
 
-def _step_after_draft_s(runner: DraftingRunner, size: int, clock: Callable[[], float]) -> float:
-    runner.draft(_requests(runner, 1, depth=1), _choose_any)
-    return _step_s(runner, size, clock)
+def _draft_and_step_s(runner: DraftingRunner, size: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """Of one draft, and of the step that it came before."""
+    requests = _requests(runner, 1, depth=1)
+    draft_s = _seconds(lambda: runner.draft(requests, _choose_any), clock)
+    return draft_s, _step_s(runner, size, clock)
 
 
-def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[], float]) -> DraftCost:
-    """A level's cost from one row, a token's from several; at least one pair of runs, more while there is time."""
+def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[], float], first_s: float) -> DraftCost:
+    """A level's cost from one row, a token's from several; at least one pair of runs, more while there is time.
+
+    A level is taken to cost at least what a first draft does, of which `first_s` is known.
+    """
     num_rows = max(1, min(_DRAFT_ROWS, runner.num_blocks))
     levels = min(2, runner.max_draft_depth)
     assert runner.block_size >= 2 + levels, "each row has one block for two tokens and its guesses"
@@ -91,7 +99,8 @@ def _measure_drafts(runner: DraftingRunner, budget_s: float, clock: Callable[[],
         if clock() >= end_s:
             break
     per_token_s = max(0.0, (many_s - one_s) / (levels * (num_rows - 1))) if num_rows > 1 else 0.0
-    return DraftCost(per_level_s=max(0.0, one_s / levels - per_token_s), per_token_s=per_token_s)
+    level_s = max(first_s, one_s / levels)
+    return DraftCost(per_level_s=max(0.0, level_s - per_token_s), per_token_s=per_token_s)
 
 
 def _plan(runner: Runner, num_rows: int) -> StepPlan:
