@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,10 @@ class History:
 
     def copy(self) -> History:
         """One that can grow by guesses while this one stays."""
-        return replace(self, is_seen=self.is_seen.copy(), emitted_counts=self.emitted_counts.copy())
+        is_seen, counts = self.is_seen, self.emitted_counts
+        if self.keeps_counts:
+            is_seen, counts = is_seen.copy(), counts.copy()
+        return History(self.prompt_len, self.num_emitted, is_seen, counts, self.tail_len, self.tail)
 
     def append(self, token_id: int) -> None:
         """Adds an emitted token."""

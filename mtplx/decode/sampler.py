@@ -125,9 +125,7 @@ class Sampler:
 
     def copy_of(self, seq_id: int) -> SamplerEntry:
         """What is remembered of a sequence, to be drawn from and grown by guesses without any effect here."""
-        entry = self._entries[seq_id]
-        matcher = None if entry.matcher is None else entry.matcher.copy()
-        return replace(entry, history=entry.history.copy(), matcher=matcher)
+        return self._entries[seq_id].copy()
 
     def lucky(self, seq_id: int, position: int, likely: Likely) -> int:
         """Which of a few ids a sequence would draw at a position if these were all; a guess, for drafts."""
@@ -235,6 +233,12 @@ class SamplerEntry:
     history: History
     noisy_argmax: NoisyArgmax
     matcher: Matcher | None = None  # where it is in its grammar
+
+    def copy(self) -> SamplerEntry:
+        """One that can go on while this one stays."""
+        matcher = None if self.matcher is None else self.matcher.copy()
+        history = self.history.copy()
+        return SamplerEntry(self.params, self.seed, self.choice, self.stop_ids, history, self.noisy_argmax, matcher)
 
     @property
     def is_plain_greedy(self) -> bool:
