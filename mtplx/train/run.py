@@ -88,8 +88,8 @@ def train_head(
     """Writes the head file `output` for the model, and returns it with what was measured on text kept apart.
 
     `text_from` are work folders of earlier runs, whose text is learned from too. `start_from` is a head to go on from,
-    with its blocks and vocabulary. `work_dir` holds text and checkpoint; by default it is a folder of the user's cache,
-    named after model and settings.
+    with its blocks and with its vocabulary, or what `text` leaves of it. `work_dir` holds text and checkpoint; by
+    default it is a folder of the user's cache, named after model and settings.
 
     Raises:
         ModelError: model or head can't be read or used: the native runner can't serve it, the head isn't for it.
@@ -126,9 +126,8 @@ def train_head(
     base = load_base(folder, shape)
     num_blocks = recipe.num_blocks if earlier is None else earlier.metadata.num_blocks
     head = fresh_head(folder, shape, num_blocks=num_blocks, max_positions=num_positions)
-    draft_ids = (
-        count_vocabulary(passages, shape.vocab, text.draft_vocab) if earlier is None else _take_up(earlier, head)
-    )
+    counted = count_vocabulary(passages, shape.vocab, text.draft_vocab)
+    draft_ids = counted if earlier is None else _take_up(earlier, head, counted)
     draft_ids_R = torch.from_numpy(draft_ids).long()
     _train(Trainer(head, base, draft_ids_R, passages, recipe), work / "checkpoint.pt", progress)
     acceptance = measure_acceptance(head, base, draft_ids_R, held_out, MEASURED_DEPTHS)
@@ -168,11 +167,18 @@ def _described(text: TextPlan, recipe: Recipe, passages: Sequence[Passage], earl
     }
 
 
-def _take_up(earlier: HeadFile, head: DraftHead) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Gives a head the weights of an earlier one, and returns the ids that it guesses."""
+def _take_up(
+    earlier: HeadFile, head: DraftHead, counted: np.ndarray[Any, np.dtype[np.int32]]
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Gives a head the weights of an earlier one, and returns the ids that it guesses: of too many those counted.
+
+    A head that guesses all ids goes on guessing all.
+    """
     head.load_state_dict({name: torch.from_numpy(earlier.floats(name)) for name in head.state_dict()})
     if earlier.draft_vocab is None:
         return np.arange(earlier.metadata.vocab_size, dtype=np.int32)
+    if len(earlier.draft_vocab) > len(counted):
+        return np.intersect1d(earlier.draft_vocab, counted)
     return earlier.draft_vocab
 
 
