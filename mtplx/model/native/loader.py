@@ -11,7 +11,7 @@ from mtplx.model.cache import BLOCK_SIZE, CacheLayout, choose_num_blocks
 from mtplx.model.folder import read_spec
 from mtplx.model.head_file import HeadFile
 from mtplx.model.machine import available_memory_bytes, physical_cores
-from mtplx.model.native.formats import Quantization, resolve_quantization
+from mtplx.model.native.formats import Format, Quantization, resolve_quantization
 from mtplx.model.native.head import NativeHead
 from mtplx.model.native.head_weights import head_shape, pack_head
 from mtplx.model.native.library import NativeLibrary, NativeUnavailableError, load_library
@@ -27,6 +27,7 @@ from mtplx.model.weights import ModelFolder
 
 CACHE_BYTES = {"float16": 2, "float32": 4}  # of one element
 HIDDEN_BYTES = 4  # of one element of a hidden state
+_FEW_BITS = (Format.Q4_0, Format.Q4_1, Format.Q5_0, Format.Q5_1, Format.Q4_K, Format.Q5_K)
 
 
 def load_native_runner(
@@ -39,15 +40,15 @@ def load_native_runner(
     max_model_len: int,
     max_running: int = 16,
     head: HeadFile | None = None,
-    head_quantization: Quantization = "int8",
+    head_quantization: Quantization | None = None,
     root: Path | None = None,
     build: str | None = None,
     say: Say = say_on_stderr,
 ) -> NativeRunner:
     """Returns a runner for the model, drafting where a head is given that `check_head` has passed.
 
-    `max_running` only sizes the cache where `kv_cache_tokens` is None. `head_quantization` is a draft head's own: what
-    it guesses is checked, so what counts is how soon it guesses. `root` is the cache folder that packed weights are
+    `max_running` only sizes the cache where `kv_cache_tokens` is None. `head_quantization` is a draft head's own, by
+    default as many bits as the model's layers have: what it guesses is checked, so what counts is how soon it guesses. `root` is the cache folder that packed weights are
     kept in, by default the user's. `build` names the kernels' build, by default the best that this machine runs.
 
     Raises:
@@ -86,11 +87,16 @@ def load_native_runner(
         native_head = None
         if head is not None:
             own_shape = head_shape(head, shape)
-            own_weights = pack_head(head, own_shape, head_quantization, weights, library)
+            own_weights = pack_head(head, own_shape, head_quantization or _head_bits(weights), weights, library)
             own_cache = CacheShape(_layout(own_shape, cache_dtype), num_blocks, cache_dtype)
             native_head = NativeHead(NativeModel(own_shape, own_weights, own_cache, shared, trunk=weights), head)
         undo.pop_all()
     return NativeRunner(native, native_head, shared, spec, info)
+
+
+def _head_bits(trunk: PackedWeights) -> Quantization:
+    """How a head of this model is kept: in 4 bits where the model's layers are near them, else in 8."""
+    return "int4" if trunk.index.tensors["0.gate"].format in _FEW_BITS else "int8"
 
 
 def _layout(shape: NativeShape, cache_dtype: str, head: HeadFile | None = None) -> CacheLayout:
