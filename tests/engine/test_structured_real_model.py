@@ -17,7 +17,7 @@ from tests.schemas import SCHEMAS
 
 pytestmark = pytest.mark.real_model
 
-HEAD = Path(mtplx.__file__).parent / "model" / "heads" / "smollm2-135m-instruct-candidate.safetensors"
+HEAD = Path(mtplx.__file__).parent / "model" / "heads" / "smollm2-135m-instruct.safetensors"
 NAMES = ["bounded integers", "pattern", "nested objects"]
 SMALL = {"kv_cache_tokens": 2048, "max_model_len": 1024}
 
