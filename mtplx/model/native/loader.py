@@ -48,8 +48,9 @@ def load_native_runner(
     """Returns a runner for the model, drafting where a head is given that `check_head` has passed.
 
     `max_running` only sizes the cache where `kv_cache_tokens` is None. `head_quantization` is a draft head's own, by
-    default as many bits as the model's layers have: what it guesses is checked, so what counts is how soon it guesses. `root` is the cache folder that packed weights are
-    kept in, by default the user's. `build` names the kernels' build, by default the best that this machine runs.
+    default as many bits as the model's layers have: what it guesses is checked, so what counts is how soon it guesses.
+    `root` is the cache folder that packed weights are kept in, by default the user's. `build` names the kernels' build,
+    by default the best that this machine runs.
 
     Raises:
         ConfigError: a cache that this machine has no memory for, or a quantisation that would round a second time.
