@@ -194,7 +194,7 @@ def test_status_shows_fields_inside_others_one_a_line(api: FakeApi, capsys: pyte
         (3, "last depths 1, 0"),
         (3, "costs ms"),
         (5, "source cached"),
-        (5, "step 1: 2.5, 2: 3.0"),
+        (5, "step 1: 2.5, 2: 3"),
         (1, "model m"),
     ]
 
