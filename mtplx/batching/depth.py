@@ -25,7 +25,6 @@ _MOST_REST = 5  # steps without drafts for the same rows before it is thought ov
 _MOST_REST_DRAFTING = 4  # and steps with the same drafts, divided by the rows: many take longer to learn of
 _SETTLED = 16  # steps without drafts in a row; from then on
 _HEARD = 4  # one of so many corrects the costs
-_WARM = 6  # steps behind one with a prompt that find the caches as it left them
 _FADING = 6  # steps for which what is known of positions without drafts fades at once
 _CHANGE = 1  # steps with drafts that find the caches as those without left them,
 _CHANGE_BACK = 3  # and steps without behind those with
@@ -172,7 +171,6 @@ class AdaptiveDepth:
         self._num_probes = 0
         self._is_asked = self._was_asked = False  # the head, for this step and the one before
         self._num_alike = 0  # steps before this one that were of its kind
-        self._since_prompt = _WARM  # steps since the last one with a prompt
         self._chose_drafts = True
         self._had_room = True
         self._is_trial = False
@@ -203,7 +201,6 @@ class AdaptiveDepth:
         self._was_asked, self._is_asked = self._is_asked, False
         if not rows:
             return []
-        self._since_prompt = 0 if num_other_tokens else self._since_prompt + 1
         self._had_room, self._is_trial = any(row.limit for row in rows), False
         base = len(rows) + num_other_tokens
         if self._rests(rows, num_other_tokens):
@@ -246,7 +243,7 @@ class AdaptiveDepth:
         self._num_alike = self._num_alike + 1 if self._is_asked == self._was_asked else 0
         if not self._is_asked and self._num_alike > _SETTLED and self._num_alike % _HEARD:
             return
-        if self._num_alike < (_CHANGE if self._is_asked else _CHANGE_BACK) or 0 < self._since_prompt <= _WARM:
+        if self._num_alike < (_CHANGE if self._is_asked else _CHANGE_BACK):
             trust = _TRUST_IN_CHANGES
         else:
             trust = 1.0 if self._is_asked == self._chose_drafts else _TRUST_IN_PROBES
@@ -254,7 +251,7 @@ class AdaptiveDepth:
 
     def drafted(self, num_levels: int, num_tokens: int, seconds: float) -> None:
         self._is_asked = True
-        trust = 1.0 if self._was_asked and not 0 < self._since_prompt <= _WARM else _TRUST_IN_CHANGES
+        trust = 1.0 if self._was_asked else _TRUST_IN_CHANGES
         costs = self._costs
         draft = costs.draft.corrected(num_levels, num_tokens, seconds, trust)
         self._costs = Costs(costs.step, draft, costs.after_draft, costs.is_cached)
