@@ -27,7 +27,7 @@ _SETTLED = 16  # steps without drafts in a row; from then on
 _HEARD = 4  # one of so many corrects the costs
 _FADING = 6  # steps for which what is known of positions without drafts fades at once
 _CHANGE = 1  # steps with drafts that find the caches as those without left them,
-_CHANGE_BACK = 3  # and steps without behind those with
+_CHANGE_BACK = 5  # and steps without behind those with
 
 _NO_ROOM = "no request had room or leave for a draft"
 

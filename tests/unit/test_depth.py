@@ -214,7 +214,7 @@ def test_a_long_prompt_that_the_head_has_not_seen_must_be_earned() -> None:
 def test_a_step_that_goes_without_drafts_for_the_sake_of_its_cost_says_so() -> None:
     policy, row = AdaptiveDepth(CHEAP), DraftRow(0, 8, 1)
     reasons = set()
-    for _ in range(400):
+    for _ in range(2000):
         policy.verified(0, 8, 8)
         if policy.choose([row], 0) == [0]:
             reasons.add(policy.why_none())
