@@ -175,8 +175,8 @@ class AdaptiveDepth:
         self._had_room = True
         self._is_trial = False
         self._depths: dict[int, int] = {}  # by seq_id, as they were last thought over,
-        self._num_unfaded = 0
         self._num_rested = self._rest = 0  # the steps since, and those until they are thought over again
+        self._num_unfaded = 0  # steps for which nothing has faded yet
 
     @property
     def costs(self) -> Costs:
@@ -252,9 +252,7 @@ class AdaptiveDepth:
     def drafted(self, num_levels: int, num_tokens: int, seconds: float) -> None:
         self._is_asked = True
         trust = 1.0 if self._was_asked else _TRUST_IN_CHANGES
-        costs = self._costs
-        draft = costs.draft.corrected(num_levels, num_tokens, seconds, trust)
-        self._costs = Costs(costs.step, draft, costs.after_draft, costs.is_cached)
+        self._costs = self._costs.draft_corrected(num_levels, num_tokens, seconds, trust)
 
     def forget(self, seq_id: int) -> None:
         self._book.forget(seq_id)

@@ -210,6 +210,11 @@ class Costs:
             step = step.corrected(num_tokens, seconds, trust)
         return Costs(step, self.draft, after_draft, self.is_cached)
 
+    def draft_corrected(self, num_levels: int, num_tokens: int, seconds: float, trust: float = 1.0) -> Costs:
+        """With one observed time of drafting, as `DraftCost.corrected`."""
+        draft = self.draft.corrected(num_levels, num_tokens, seconds, trust)
+        return Costs(self.step, draft, self.after_draft, self.is_cached)
+
 
 def choose_depths(
     row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0, are_made: Seq[bool] = ()
