@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx.batching.state import DraftRequest
-from mtplx.decode.next_token import Logits, greedy_tokens
+from mtplx.decode.next_token import Logits, greedy_tokens_of
 from mtplx.decode.sampler import Sampler, SamplerEntry
 from mtplx.errors import GenerationError
 
@@ -27,13 +27,17 @@ class DraftChooser:
         self._entries = [sampler.copy_of(request.seq_id) if request.depth else None for request in requests]
 
     def __call__(
-        self, requests: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None = None
+        self,
+        requests: Sequence[int],
+        logits_RW: Logits,
+        ids_W: npt.NDArray[np.int64] | None = None,
+        argmax_R: Sequence[int] | None = None,
     ) -> list[int | None]:
         """See `Choose`. Plain greedy rows share one argmax over the columns there are."""
         assert len(logits_RW) == len(requests)
         entries = [self._entry(index) for index in requests]
         plain = [line for line, entry in enumerate(entries) if entry.is_plain_greedy]
-        found = _greedy(logits_RW, plain, ids_W)
+        found = _greedy(plain, logits_RW, ids_W, argmax_R)
         tokens = []
         for line, entry in enumerate(entries):
             token_id = found[line] if line in found else self._draw(entry, logits_RW[line], ids_W)
@@ -57,14 +61,14 @@ class DraftChooser:
             return None
 
 
-def _greedy(logits_RW: Logits, lines: Sequence[int], ids_W: npt.NDArray[np.int64] | None) -> dict[int, int | None]:
-    """The argmax of these lines, by line; None where there is none."""
+def _greedy(
+    lines: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None, argmax_R: Sequence[int] | None
+) -> dict[int, int | None]:
+    """The token of each line's largest logit, by line; None where there is none."""
     if not lines:
         return {}
-    columns, is_sound = greedy_tokens(logits_RW if len(lines) == len(logits_RW) else logits_RW[list(lines)])
-    token_ids = columns if ids_W is None else ids_W[columns]
-    pairs = zip(token_ids.tolist(), is_sound.tolist(), strict=True)
-    return {line: token_id if sound else None for line, (token_id, sound) in zip(lines, pairs, strict=True)}
+    columns = zip(lines, greedy_tokens_of(lines, logits_RW, argmax_R), strict=True)
+    return {line: None if column < 0 else column if ids_W is None else int(ids_W[column]) for line, column in columns}
 
 
 def _spread(logits_W: Logits, ids_W: npt.NDArray[np.int64], vocab_size: int) -> Logits:

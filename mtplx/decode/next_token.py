@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -63,11 +65,19 @@ def is_plain_greedy(params: SamplingParams, num_emitted: int) -> bool:
     )
 
 
-def greedy_tokens(logits_NV: Logits) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Returns the argmax_N, lowest id on ties, and which rows have one: those that `next_token` wouldn't refuse."""
+def greedy_tokens(logits_NV: Logits) -> list[int]:
+    """Returns the argmax of each row, lowest id on ties; -1 where `next_token` would refuse the row."""
     token_ids_N = np.argmax(logits_NV, axis=1)  # NaN counts as the largest
     largest_N = logits_NV[np.arange(len(logits_NV)), token_ids_N]
-    return token_ids_N, np.isfinite(largest_N)
+    found: list[int] = np.where(np.isfinite(largest_N), token_ids_N, -1).tolist()
+    return found
+
+
+def greedy_tokens_of(lines: Sequence[int], logits_NV: Logits, argmax_N: Sequence[int] | None = None) -> Sequence[int]:
+    """The `greedy_tokens` of some lines, at least one; `argmax_N` are those of all if they are known."""
+    if argmax_N is not None:
+        return [argmax_N[line] for line in lines]
+    return greedy_tokens(logits_NV if len(lines) == len(logits_NV) else logits_NV[list(lines)])  # all: no copy
 
 
 def is_sound(logits: Logits) -> bool:

@@ -19,7 +19,7 @@ from mtplx.decode.filters import in_order
 from mtplx.decode.history import History
 from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
 from mtplx.decode.matcher import Matcher
-from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, is_sound, next_token
+from mtplx.decode.next_token import Logits, greedy_tokens_of, is_plain_greedy, is_sound, next_token
 from mtplx.decode.noise import NoiseKey, gumbel_of_one
 from mtplx.decode.noisy_argmax import NoisyArgmax, fastest_noisy_argmax
 from mtplx.errors import GenerationError, NoTokenLeftError, RequestError
@@ -109,15 +109,16 @@ class Sampler:
         """
         del self._entries[seq_id]
 
-    def decode(self, plan: StepPlan, logits_WV: Logits) -> list[SampledRow]:
+    def decode(self, plan: StepPlan, logits_WV: Logits, argmax_W: Sequence[int] | None = None) -> list[SampledRow]:
         """Returns what each row of the plan yields, in order; `logits_WV` has `plan.num_logits` lines in plan order.
 
+        `argmax_W` are the `greedy_tokens` of all lines, if the runner knows them.
         A row inside a prompt yields scores, if it has any. A row whose logits can't give a token or a score yields an
         error and leaves the others alone.
         """
         assert logits_WV.shape == (plan.num_logits, self._vocab_size), logits_WV.shape
         first_lines = _first_lines(plan)
-        plain_tokens = self._plain_tokens(plan, first_lines, logits_WV)
+        plain_tokens = self._plain_tokens(plan, first_lines, logits_WV, argmax_W)
         return [
             self._decode_row(row, first_line, logits_WV, plain_tokens)
             for row, first_line in zip(plan.rows, first_lines, strict=True)
@@ -147,8 +148,10 @@ class Sampler:
         for entry in self._entries.values():
             entry.history.check()
 
-    def _plain_tokens(self, plan: StepPlan, first_lines: list[int], logits_WV: Logits) -> dict[int, int]:
-        """The tokens of all plain greedy lines, by line, from one argmax; lines without a sound one are left out."""
+    def _plain_tokens(
+        self, plan: StepPlan, first_lines: list[int], logits_WV: Logits, argmax_W: Sequence[int] | None
+    ) -> dict[int, int]:
+        """The tokens of all plain greedy lines, by line; lines without a sound argmax are left out."""
         lines = [
             line
             for row, first_line in zip(plan.rows, first_lines, strict=True)
@@ -157,10 +160,8 @@ class Sampler:
         ]
         if not lines:
             return {}
-        # Most steps are plain throughout: no copy then.
-        token_ids, is_sound = greedy_tokens(logits_WV if len(lines) == len(logits_WV) else logits_WV[lines])
-        found = zip(lines, token_ids.tolist(), is_sound.tolist(), strict=True)
-        return {line: token_id for line, token_id, sound in found if sound}
+        token_ids = greedy_tokens_of(lines, logits_WV, argmax_W)
+        return {line: token_id for line, token_id in zip(lines, token_ids, strict=True) if token_id >= 0}
 
     def _decode_row(self, row: Row, first_line: int, logits_WV: Logits, plain_tokens: Mapping[int, int]) -> SampledRow:
         """The scores of the row's prompt tokens, then what is drawn behind them."""

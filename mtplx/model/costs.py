@@ -113,10 +113,14 @@ def _requests(runner: DraftingRunner, num_rows: int, depth: int) -> list[DraftRe
 
 
 def _choose_any(
-    requests: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None = None
+    requests: Sequence[int],
+    logits_RW: Logits,
+    ids_W: npt.NDArray[np.int64] | None = None,
+    argmax_R: Sequence[int] | None = None,
 ) -> list[int | None]:
     """Takes the time that plain greedy drafts take, and never ends a row."""
-    logits_RW.argmax(axis=1)
+    if argmax_R is None:
+        logits_RW.argmax(axis=1)
     return [0] * len(requests)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -45,16 +45,30 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class ArgmaxRunner(Runner, Protocol):
+    """A runner that sees where the largest logits are as it computes them; to look later is to read them all."""
+
+    def run_with_argmax(self, plan: StepPlan) -> tuple[Logits, Sequence[int]]:
+        """As `run`, and for each line the first id with the largest logit; -1 if there is a NaN or it isn't finite."""
+        ...
+
+
 class Choose(Protocol):
     """Draws one draft for each of some requests of a `draft` call, with the request's own noise, filters and penalties.
 
     `requests` are indices into the call's list, `logits_RW` has one line for each. The columns are the vocabulary, or
-    the ascending token ids `ids_W` of a head that knows only a part of it. None in the answer ends that request's
-    guessing: its next token ends the answer, or the logits give none. Every call for a request is one position on.
+    the ascending token ids `ids_W` of a head that knows only a part of it. `argmax_R` is the column of each line's
+    largest logit as in `ArgmaxRunner`, if the runner knows it. None in the answer ends that request's guessing: its
+    next token ends the answer, or the logits give none. Every call for a request is one position on.
     """
 
     def __call__(
-        self, requests: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None = None
+        self,
+        requests: Sequence[int],
+        logits_RW: Logits,
+        ids_W: npt.NDArray[np.int64] | None = None,
+        argmax_R: Sequence[int] | None = None,
     ) -> list[int | None]: ...
 
 
@@ -95,6 +109,11 @@ class DraftingRunner(Runner, Protocol):
             Exception: anything; the caller goes on without drafts and asks for the same slots again.
         """
         ...
+
+
+def run_of(runner: Runner) -> Callable[[StepPlan], tuple[Logits, Sequence[int] | None]]:
+    """Its `run_with_argmax`; its `run`, and None in place of what it doesn't know, where it has none."""
+    return runner.run_with_argmax if isinstance(runner, ArgmaxRunner) else lambda plan: (runner.run(plan), None)
 
 
 def drafting_runner(runner: Runner) -> DraftingRunner | None:

@@ -27,7 +27,7 @@ from mtplx.batching.suffix_index import NUM_LIKELY
 from mtplx.decode.logprobs import TokenLogprobs
 from mtplx.decode.sampler import SampledRow, Sampler
 from mtplx.errors import EngineDeadError
-from mtplx.model.runner import Logits, Runner
+from mtplx.model.runner import Logits, Runner, run_of
 from mtplx.sampling_params import SamplingParams
 from mtplx.server.head_calls import HeadCalls
 from mtplx.telemetry.counters import EngineCounters, EngineStatus
@@ -110,6 +110,7 @@ class EngineCore:
         recorder: StageRecorder | None = None,
     ) -> None:
         self.runner = runner
+        self._run = run_of(runner)
         self.scheduler = scheduler
         self.recorder = recorder or NullRecorder()
         self.counters = EngineCounters()
@@ -257,14 +258,14 @@ class EngineCore:
     def _compute(self, plan: StepPlan) -> list[SampledRow]:
         """Forward and next tokens of every row; a row that can't be computed carries an error instead."""
         try:
-            logits_WV = self.runner.run(plan)
+            logits_WV, argmax_W = self._run(plan)
         except Exception:
             # Anything can come out of a forward pass, and one request must not take the others down.
             log.exception("a step of %d rows failed; running its rows one by one", plan.width)
             self.counters.num_failed_steps += 1
             return [self._compute_row(row) for row in plan.rows]  # running a row again changes nothing
         self.recorder.lap(Stage.FORWARD)
-        return self._sample(plan, logits_WV)
+        return self._sample(plan, logits_WV, argmax_W)
 
     def _tell_cost(self, plan: StepPlan, step_s: float) -> None:
         """Lets the depth policy hear what a step took beside its drafts, planning and committing them included."""
@@ -272,10 +273,10 @@ class EngineCore:
         if speculator and all(row.num_drawn == len(row.token_ids) for row in plan.rows):  # prompts cost something else
             speculator.policy.stepped(plan.num_tokens, step_s - self._head_calls.seconds_of_step)
 
-    def _sample(self, plan: StepPlan, logits_WV: Logits) -> list[SampledRow]:
+    def _sample(self, plan: StepPlan, logits_WV: Logits, argmax_W: Sequence[int] | None) -> list[SampledRow]:
         """The next tokens of a step. If that raises, nobody knows how far it came: whoever waits for a token fails."""
         try:
-            return self._sampler.decode(plan, logits_WV)
+            return self._sampler.decode(plan, logits_WV, argmax_W)
         except Exception:
             log.exception("no tokens could be drawn from a step of %d rows", plan.width)
             self.counters.num_failed_steps += 1
@@ -288,10 +289,10 @@ class EngineCore:
         plan = StepPlan((row,))
         stage = Stage.FORWARD
         try:
-            logits_WV = self.runner.run(plan)
+            logits_WV, argmax_W = self._run(plan)
             self.recorder.lap(stage)
             stage = Stage.SAMPLE
-            [sampled] = self._sampler.decode(plan, logits_WV)
+            [sampled] = self._sampler.decode(plan, logits_WV, argmax_W)
         except Exception as error:
             log.warning("sequence %d failed: %s", row.seq_id, error)
             return SampledRow(RowOutcome(error=_FAILED))

@@ -78,10 +78,16 @@ def draft_together(
     return [Drafting(tuple(one.token_ids[one.num_prompt :]), tuple(one.drafts), one.num_accepted) for one in sequences]
 
 
-def greedy(requests: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None = None) -> list[int | None]:
-    """A `Choose` without noise, filters or ends."""
+def greedy(
+    requests: Sequence[int],
+    logits_RW: Logits,
+    ids_W: npt.NDArray[np.int64] | None = None,
+    argmax_R: Sequence[int] | None = None,
+) -> list[int | None]:
+    """A `Choose` without noise, filters or ends; a runner that says where the largest logits are must be right."""
     assert len(requests) == len(logits_RW)
     columns = logits_RW.argmax(axis=1)
+    assert argmax_R is None or list(argmax_R) == columns.tolist()
     return [int(token_id) for token_id in (columns if ids_W is None else ids_W[columns])]
 
 

@@ -63,12 +63,17 @@ class Recorder:
         self.ids: npt.NDArray[np.int64] | None = None
 
     def __call__(
-        self, requests: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None = None
+        self,
+        requests: Sequence[int],
+        logits_RW: Logits,
+        ids_W: npt.NDArray[np.int64] | None = None,
+        argmax_R: Sequence[int] | None = None,
     ) -> list[int | None]:
         self.ids = ids_W
         for index, line in zip(requests, logits_RW, strict=True):
             self.lines.setdefault(index, []).append(line.copy())
-        return greedy(requests, logits_RW, ids_W)
+        assert argmax_R is not None
+        return greedy(requests, logits_RW, ids_W, argmax_R)
 
     def bits(self, request: int) -> bytes:
         return b"".join(line.tobytes() for line in self.lines[request])
@@ -235,7 +240,7 @@ class TestCalls:
         """The second row ends after one guess; the others are asked on."""
         asked: list[list[int]] = []
 
-        def choose(requests: Sequence[int], logits_RW: Logits, ids_W: object = None) -> list[int | None]:
+        def choose(requests: Sequence[int], logits_RW: Logits, *_: object) -> list[int | None]:
             asked.append(list(requests))
             return [None if index == 1 and len(asked) == 2 else 40 + len(asked) for index in requests]
 
@@ -260,7 +265,7 @@ class TestCalls:
             runner.draft([request_], greedy)
 
 
-def never(requests: Sequence[int], logits_RW: Logits, ids_W: object = None) -> list[int | None]:
+def never(requests: Sequence[int], logits_RW: Logits, *_: object) -> list[int | None]:
     raise AssertionError("nothing was to be guessed")
 
 

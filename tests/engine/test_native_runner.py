@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mtplx.batching.state import Row, StepPlan
+from mtplx.decode.next_token import greedy_tokens
 from mtplx.errors import ConfigError
 from mtplx.model.native.formats import target_format, to_blocks, to_floats
 from mtplx.model.native.library import NativeCallError
@@ -191,6 +193,34 @@ def test_results_stay_when_the_runner_goes_on(llama: ModelFolder, cache: Path) -
     assert np.array_equal(first, kept)
     assert (first.shape, second.shape, first.dtype) == ((2, VOCAB_SIZE), (2, VOCAB_SIZE), np.float32)
     assert not np.array_equal(second[0], second[1])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("head", ["random", "with ties", "with a NaN", "with infinities"])
+def test_the_largest_logits_are_found_on_the_way(tmp_path: Path, cache: Path, head: str, threads: int) -> None:
+    model = write_native_model(tmp_path / "llama", "llama")
+    weights = load_file(model.path / "model.safetensors")
+    output = weights["lm_head.weight"]
+    if head == "with ties":
+        output[:] = output[torch.arange(len(output)) % 7]
+    elif head == "with a NaN":
+        output[len(output) - 1, 3] = torch.nan
+    elif head == "with infinities":
+        output[40, 5] = torch.inf
+    save_file(weights, model.path / "model.safetensors", {"format": "pt"})
+    runner = load_native(model, cache, quantization="none", threads=threads)
+    logits_WV, argmax_W = runner.run_with_argmax(StepPlan((Row(0, 0, IDS, tuple(range(4)), num_logits=len(IDS)),)))
+    runner.close()
+    assert list(argmax_W) == greedy_tokens(logits_WV)
+    num_largest = (logits_WV == logits_WV.max(axis=1, keepdims=True)).sum(axis=1)
+    assert (num_largest > 1).all() == (head == "with ties")
+    num_refused = list(argmax_W).count(-1)
+    if head == "with a NaN":
+        assert num_refused == len(IDS)
+    elif head == "with infinities":
+        assert 0 < num_refused < len(IDS)
+    else:
+        assert num_refused == 0
 
 
 def test_a_step_can_be_repeated_and_may_want_no_logits(llama: ModelFolder, cache: Path) -> None:

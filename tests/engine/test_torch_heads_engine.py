@@ -113,7 +113,10 @@ def test_a_call_that_failed_can_be_made_again(runner: TorchRunner) -> None:
     expected = runner.draft([request()], greedy)
 
     def failing(
-        requests: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None = None
+        requests: Sequence[int],
+        logits_RW: Logits,
+        ids_W: npt.NDArray[np.int64] | None = None,
+        argmax_R: Sequence[int] | None = None,
     ) -> list[int | None]:
         raise RuntimeError("no drafts today")
 
@@ -129,7 +132,10 @@ def test_a_row_that_ends_its_guessing_shifts_nobody(runner: TorchRunner) -> None
     asked: list[list[int]] = []
 
     def choose(
-        requests: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None = None
+        requests: Sequence[int],
+        logits_RW: Logits,
+        ids_W: npt.NDArray[np.int64] | None = None,
+        argmax_R: Sequence[int] | None = None,
     ) -> list[int | None]:
         asked.append(list(requests))
         found = greedy(requests, logits_RW, ids_W)

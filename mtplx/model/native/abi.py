@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 Fields = list[tuple[str, Any]]
 
@@ -114,6 +114,7 @@ class Step(ctypes.Structure):
         ("inputs", c_void_p),
         ("wanted", c_void_p),
         ("logits", c_void_p),
+        ("argmax", c_void_p),
         ("hidden", c_void_p),
     ]
 

@@ -37,10 +37,10 @@ class NativeHead:
         while True:
             goes_on = any(requests[index].depth > len(drafts[index]) + 1 for index in open_rows)
             arrays = lay_out(plan)
-            logits_RW, hidden_ND = self._model.step(arrays, with_hidden=goes_on, inputs=hidden_RD)
+            computed = self._model.step(arrays, with_hidden=goes_on, inputs=hidden_RD)
             if not open_rows:
                 break
-            chosen = choose(open_rows, logits_RW, self._ids_W)
+            chosen = choose(open_rows, computed.logits, self._ids_W, computed.argmax)
             kept = []  # lines of the rows that guess once more
             for line, (index, token_id) in enumerate(zip(open_rows, chosen, strict=True)):
                 if token_id is not None:
@@ -49,8 +49,8 @@ class NativeHead:
                         kept.append(line)
             if not kept:
                 break
-            assert hidden_ND is not None
-            hidden_RD = hidden_ND[[arrays.wanted[line] for line in kept]]
+            assert computed.hidden is not None
+            hidden_RD = computed.hidden[[arrays.wanted[line] for line in kept]]
             open_rows = [open_rows[line] for line in kept]
             plan = StepPlan(tuple(_to_guess(requests[index], drafts[index]) for index in open_rows))
         return [tuple(token_ids) for token_ids in drafts]

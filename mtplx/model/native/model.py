@@ -30,6 +30,19 @@ class CacheShape:
     dtype: str
 
 
+@dataclass(slots=True)  # one a step, as `Row`
+class Computed:
+    """What a step has computed. The arrays are the caller's: no later step touches them.
+
+    `logits` [W, vocabulary] of the wanted tokens; `argmax` [W] where each has its largest, the first on ties, or -1 with
+    a NaN or no finite one; `hidden` [N, size] of all tokens after the final norm, None if nobody asked.
+    """
+
+    logits: Floats
+    argmax: array[int]
+    hidden: Floats | None
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What a model and its draft head have in common; `hidden_states` only where there is a head.
@@ -92,13 +105,8 @@ class NativeModel:
         library.check(library.functions.mtplx_model_create(config, shared.pool.address, handle))
         self._model: int | None = handle.value
 
-    def step(
-        self, arrays: StepArrays, *, with_hidden: bool = False, inputs: Floats | None = None
-    ) -> tuple[Floats, Floats | None]:
-        """Computes a step; returns logits_WV of the wanted tokens and, if asked for, hidden_ND of all tokens.
-
-        Hidden states are those after the final norm. `inputs` [N, hidden] stand in for the trunk's hidden states in a
-        draft head. The arrays returned are the caller's: no later step touches them.
+    def step(self, arrays: StepArrays, *, with_hidden: bool = False, inputs: Floats | None = None) -> Computed:
+        """Computes a step. `inputs` [N, hidden] stand in for the trunk's hidden states in a draft head.
 
         Raises:
             NativeCallError: the step names a token, position or block that isn't there; nothing was written.
@@ -106,6 +114,7 @@ class NativeModel:
         assert self._model is not None, "the model is closed"
         assert inputs is None or inputs.flags.c_contiguous
         logits_WV = np.empty((len(arrays.wanted), self._vocab), dtype=np.float32)
+        argmax_W = array("i", arrays.wanted)
         hidden_ND = np.empty((len(arrays.token_ids), self._hidden), dtype=np.float32) if with_hidden else None
         step = Step(
             rows=Rows(
@@ -121,10 +130,11 @@ class NativeModel:
             inputs=None if inputs is None else inputs.ctypes.data,
             wanted=_address(arrays.wanted),
             logits=logits_WV.ctypes.data if len(logits_WV) else None,
+            argmax=_address(argmax_W),
             hidden=None if hidden_ND is None else hidden_ND.ctypes.data,
         )
         self._shared.library.check(self._shared.library.functions.mtplx_model_step(self._model, step))
-        return logits_WV, hidden_ND
+        return Computed(logits_WV, argmax_W, hidden_ND)
 
     def close(self) -> None:
         """Lets go of weights and cache; `step` may not be called again."""

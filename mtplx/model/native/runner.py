@@ -42,13 +42,18 @@ class NativeRunner:
         Raises:
             NativeCallError: the plan names a token, position or block that isn't there; nothing was written.
         """
-        return self._model.step(lay_out(plan))[0]
+        return self._model.step(lay_out(plan)).logits
+
+    def run_with_argmax(self, plan: StepPlan) -> tuple[Floats, Sequence[int]]:
+        """See `ArgmaxRunner.run_with_argmax`. Raises: NativeCallError."""
+        computed = self._model.step(lay_out(plan))
+        return computed.logits, computed.argmax
 
     def run_with_hidden(self, plan: StepPlan) -> tuple[Floats, Floats]:
         """As `run`, and hidden_ND of every token after the final norm, in plan order. Raises: NativeCallError."""
-        logits_WV, hidden_ND = self._model.step(lay_out(plan), with_hidden=True)
-        assert hidden_ND is not None
-        return logits_WV, hidden_ND
+        computed = self._model.step(lay_out(plan), with_hidden=True)
+        assert computed.hidden is not None
+        return computed.logits, computed.hidden
 
     def draft(self, requests: Sequence[DraftRequest], choose: Choose) -> list[tuple[int, ...]]:
         """See `DraftingRunner.draft`.

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <new>
 
+#include "argmax.h"
 #include "attention.h"
 #include "linear.h"
 #include "pool.h"
@@ -86,6 +87,7 @@ public:
         : config_(config),
           layers_(config.layers, config.layers + config.num_layers),
           pool_(pool),
+          largest_(pool.size()),
           normed_(pool.size(), Activations(config.hidden)),
           joined_(2 * config.hidden),
           attended_(config.num_heads * config.head_dim),
@@ -98,6 +100,8 @@ public:
         if (status != MTPLX_OK || step.rows.num_tokens == 0) return status;
         reserve(step);
         pool_.run([&](Team &team) { run(team, step); });
+        if (step.argmax)
+            for (int32_t i = 0; i < step.num_wanted; i++) step.argmax[i] = argmax(i);
         return MTPLX_OK;
     }
 
@@ -126,6 +130,7 @@ private:
         attended_.resize(rows);
         gated_.resize(rows);
         final_.resize(step.num_wanted);
+        for (std::vector<Largest> &of_thread : largest_) of_thread.assign(step.num_wanted, Largest());
         stream_.resize(std::max(stream_.size(), size_t(rows) * config_.hidden));
         queries_.resize(std::max(queries_.size(), size_t(rows) * attended_.size()));
         attention_.plan(step.rows, config_.num_heads, config_.num_kv_heads, config_.head_dim, config_.window,
@@ -147,7 +152,18 @@ private:
             if (!is_float(config_.head.format)) final_.quantize(i);
         });
         if (!step.num_wanted) return;
-        multiply<false>(team, config_.head, final_, step.num_wanted, step.logits);
+        std::vector<Largest> &largest = largest_[team.index()];
+        multiply<false>(team, config_.head, final_, step.num_wanted, step.logits,
+                        [&](int row, const float *logits, int begin, int count) {
+                            largest[row].see(logits, begin, count);
+                        });
+    }
+
+    // Of a wanted row, from what each thread has seen of it.
+    int32_t argmax(int row) const {
+        Largest whole;
+        for (const std::vector<Largest> &of_thread : largest_) whole.join(of_thread[row]);
+        return whole.index();
     }
 
     // The beginning of a draft head's rows, see mtplx_config.
@@ -292,6 +308,13 @@ private:
     // Writes the product to `to`, [num_rows][outputs], or adds it to what is there.
     template <bool ADDS>
     void multiply(Team &team, const mtplx_weight &weight, const Activations &input, int num_rows, float *to) {
+        multiply<ADDS>(team, weight, input, num_rows, to, [](int, const float *, int, int) {});
+    }
+
+    // The same, and shows what it has written: see(row, values, index of the first, count), piece by piece.
+    template <bool ADDS, class See>
+    void multiply(Team &team, const mtplx_weight &weight, const Activations &input, int num_rows, float *to,
+                  const See &see) {
         const int pairs = (num_panels(weight) + 1) / 2;
         team.share(pairs, [&](int pair) {
             const int begin = pair * 2 * PANEL, width = std::min(weight.num_rows - begin, 2 * PANEL);
@@ -303,8 +326,10 @@ private:
                 }
                 PairOutput out[TILE];
                 multiply_panels(weight, pair * 2, (width + PANEL - 1) / PANEL, input, first, count, out);
-                for (int i = 0; i < count; i++)
+                for (int i = 0; i < count; i++) {
                     for (int d = 0; d < width; d++) places[i][d] = ADDS ? places[i][d] + out[i][d] : out[i][d];
+                    see(first + i, places[i], begin, width);
+                }
             });
         });
     }
@@ -334,6 +359,7 @@ private:
     int num_rows_ = 0;                            // of this step
     std::vector<float> stream_;                   // [N][hidden], what layers add to
     std::vector<float> queries_;                  // [N][num_heads][head_dim], scaled
+    std::vector<std::vector<Largest>> largest_;   // by thread, of each wanted row
     std::vector<Activations> normed_;             // inputs of qkv and gate/up; by thread for few rows, else the first
     Activations joined_, attended_, gated_, final_;  // inputs of eh_proj; of o; of down; of the output head
     Attention attention_;

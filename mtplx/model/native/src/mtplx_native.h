@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 enum {
-    MTPLX_ABI_VERSION = 3,
+    MTPLX_ABI_VERSION = 4,
     MTPLX_BLOCK_TOKENS = 16,    // tokens in a cache block, fixed
     MTPLX_LAYOUT_VERSION = 1,   // of packed weights: part of the key of a cache file; the same in every build
 };
@@ -232,6 +232,8 @@ typedef struct mtplx_step {
     const float *inputs;            // [N][hidden] for a draft head, in place of the trunk's hidden states; or NULL
     const int32_t *wanted;          // [W] indices of rows, in any order
     float *logits;                  // [W][vocab], or NULL when W is 0 or the model has no head
+    int32_t *argmax;                // [W] where each line's largest logit is, the first on ties; -1 if one of the line
+                                    // is NaN or the largest isn't finite. Or NULL: nobody asks
     float *hidden;                  // [N][hidden] of all rows after the final norm, or NULL
 } mtplx_step;
 
