@@ -34,7 +34,7 @@ class CacheShape:
 class Computed:
     """What a step has computed. The arrays are the caller's: no later step touches them.
 
-    `logits` [W, vocabulary] of the wanted tokens; `argmax` [W] where each has its largest, the first on ties, or -1 with
+    `logits` [W, vocabulary] of the wanted tokens; `argmax` [W] where each has its largest, the first on ties, -1 with
     a NaN or no finite one; `hidden` [N, size] of all tokens after the final norm, None if nobody asked.
     """
 
