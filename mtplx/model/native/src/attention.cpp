@@ -208,7 +208,8 @@ void write_value(const mtplx_cache &cache, int block, int place, int head, const
     write_floats(cache, cache.values, head_offset(cache, block, head) + size_t(place) * cache.head_dim, 1, value);
 }
 
-void Attention::plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, int head_dim, int window, int begin) {
+void Attention::plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, int head_dim, int window,
+                     int num_threads, int begin) {
     rows_ = &rows;
     num_heads_ = num_heads;
     num_kv_heads_ = num_kv_heads;
@@ -232,8 +233,19 @@ void Attention::plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, in
         for (int segment = first_segment; segment <= last_segment; segment++)
             tasks_.push_back({first_row, row - first_row, segment});
     }
+    if (num_threads > 1 && num_tasks() < 2 * num_threads) halve_tasks();
     const size_t size = size_t(rows.num_tokens) * num_heads * segments_a_row_ * (head_dim + 2);
     if (partials_.size() < size) partials_.resize(size);
+}
+
+// Keys are read twice then, but of a few tasks one thread may have twice as much as another.
+void Attention::halve_tasks() {
+    for (size_t i = 0, count = tasks_.size(); i < count; i++) {
+        const int half = tasks_[i].num_rows / 2;
+        if (!half) continue;
+        tasks_.push_back({tasks_[i].first_row + half, tasks_[i].num_rows - half, tasks_[i].segment});
+        tasks_[i].num_rows = half;
+    }
 }
 
 void Attention::run_task(int task, const mtplx_cache &cache, const float *queries) {

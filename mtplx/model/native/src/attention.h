@@ -46,9 +46,9 @@ inline int block_of(const mtplx_rows &rows, int row) {
 // The work of one step, for every layer anew: first all tasks in any order, then combine() for rows and heads.
 class Attention {
 public:
-    // Plans for these rows, which must stay. Queries are [N][num_heads][head_dim], already scaled. Positions below
-    // `begin` hold no keys, and no row.
-    void plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, int head_dim, int window,
+    // Plans for these rows, which must stay, and so many threads. Queries are [N][num_heads][head_dim], already scaled.
+    // Positions below `begin` hold no keys, and no row.
+    void plan(const mtplx_rows &rows, int num_heads, int num_kv_heads, int head_dim, int window, int num_threads,
               int begin = 0);
 
     int num_tasks() const { return static_cast<int>(tasks_.size()) * num_kv_heads_; }
@@ -74,6 +74,7 @@ private:
         int first_row, num_rows, segment;
     };
 
+    void halve_tasks();
     int first_key(int row) const;
     float *partial(int row, int head, int segment);
     template <class Element>

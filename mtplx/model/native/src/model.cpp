@@ -21,7 +21,7 @@ namespace {
 
 typedef float HeadRow[MAX_HEAD_DIM];
 
-constexpr int FEW_ROWS = 4;
+constexpr int FEW_ROWS = 16;
 
 bool fits(const mtplx_weight &weight, int32_t rows, int32_t cols) {
     return weight.data && weight.num_rows == rows && weight.num_cols == cols;
@@ -134,7 +134,7 @@ private:
         stream_.resize(std::max(stream_.size(), size_t(rows) * config_.hidden));
         queries_.resize(std::max(queries_.size(), size_t(rows) * attended_.size()));
         attention_.plan(step.rows, config_.num_heads, config_.num_kv_heads, config_.head_dim, config_.window,
-                        first_position());
+                        pool_.size(), first_position());
     }
 
     void run(Team &team, const mtplx_step &step) {

@@ -125,7 +125,7 @@ extern "C" int32_t mtplx_attention(mtplx_pool *pool, const mtplx_cache *cache, c
     std::vector<float> scaled(queries, queries + size_t(heads) * size);
     for (float &element : scaled) element *= factor;
     Attention attention;
-    attention.plan(*rows, num_heads, cache->num_kv_heads, size, window);
+    attention.plan(*rows, num_heads, cache->num_kv_heads, size, window, pool->size());
     pool->run([&](Team &team) {
         team.share(attention.num_tasks(), [&](int task) { attention.run_task(task, *cache, scaled.data()); });
         team.share(heads, [&](int index) {
