@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from mtplx.batching.speculation import Acceptance, priors, survivals
+from mtplx.batching.speculation import FIRST_GUESS, Acceptance, priors, survivals
 
 _KEEP_OWN = 0.98  # one's own acceptance is forgotten over some fifty verified rows,
 _KEEP_COMMON = 0.995  # that of all over two hundred,
@@ -18,16 +18,23 @@ K = TypeVar("K")
 class AcceptanceBook(Generic[K]):
     """Acceptance of the drafts of one source, by key (such as a sequence's id) and over all keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_guess: float = FIRST_GUESS) -> None:
+        """`first_guess`: how often a draft is taken to be accepted while nothing is known."""
+        self._first_guess = first_guess
         self._common = Acceptance()
         self._own: dict[K, Acceptance] = {}
         self._priors: list[float] | None = None  # of the common acceptance, as it was
         self._num_new = 0  # rows ago
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever verified."""
+        return self._common.tried[0] == 0.0
+
     def survivals(self, key: K, limit: int) -> list[float]:
         """For each of the first `limit` drafts the probability that it and all before it are accepted."""
         if self._priors is None or self._num_new > _MOST_NEW * self._common.tried[0]:
-            self._priors, self._num_new = priors(self._common), 0
+            self._priors, self._num_new = priors(self._common, self._first_guess), 0
         return survivals(self._own.get(key, _NOTHING_SEEN), self._priors, limit)
 
     def verified(self, key: K, num_drafts: int, num_accepted: int) -> None:

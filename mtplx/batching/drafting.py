@@ -17,6 +17,8 @@ DraftHead = Callable[[Seq[DraftRequest]], Seq[Seq[int]] | None]
 
 _PRIME_FACTOR = 4  # a head has one layer or two: so many of its tokens cost less than one of the model's
 _MIN_PRIMED = 256
+_FORCED_GUESS = 0.9  # how often what a grammar forces is right: it leaves the model hardly a choice
+_NO_ROOM = "no request had room or leave for a draft"
 
 
 class Speculator:
@@ -34,9 +36,10 @@ class Speculator:
         self._max_primed = max(_MIN_PRIMED, _PRIME_FACTOR * prefill_chunk_tokens)
         self._last_depths: dict[int, int] = {}
         self._why_not: str | None = None
+        self._has_room = True  # for a draft in some row of the last step
         self._known: dict[int, None] = {}  # whom the policy has heard of, in that order
         self._forced: dict[int, tuple[float, ...]] = {}  # whose drafts are forced in this step, and what is believed
-        self._forced_book: AcceptanceBook[None] = AcceptanceBook()
+        self._forced_book: AcceptanceBook[None] = AcceptanceBook(_FORCED_GUESS)
 
     @property
     def max_depth(self) -> int:
@@ -53,7 +56,7 @@ class Speculator:
         """Why the last step had no drafts, one sentence; None if it had some or nothing decoded in it."""
         if any(self._last_depths.values()) or not self._last_depths:
             return None
-        return self._why_not or self.policy.why_none()
+        return self._why_not or (self.policy.why_none() if self._has_room else _NO_ROOM)
 
     def draft(
         self,
@@ -73,9 +76,15 @@ class Speculator:
         self._find_forced(decoding, has_head=head is not None)
         if head is None and not self._forced:
             return
-        rows = [self._row(sequence, self._forced.get(sequence.seq_id, ()), head) for sequence in decoding]
-        depths = self.policy.choose(rows, num_prefill_tokens)
         budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
+        if head is not None and not (prefilling or self._forced):
+            kept = self.policy.kept([sequence.seq_id for sequence in decoding])
+            if kept is not None:
+                self._go_on(table, head, decoding, kept, budget)
+                return
+        rows = [self._row(sequence, self._forced.get(sequence.seq_id, ()), head) for sequence in decoding]
+        self._has_room = any(row.limit for row in rows)
+        depths = self.policy.choose(rows, num_prefill_tokens)
         for sequence, row, depth in zip(decoding, rows, depths, strict=True):
             if row.made:
                 table.propose(sequence, sequence.forced_ids[: min(depth, budget)])
@@ -83,6 +92,15 @@ class Speculator:
         if head is not None:
             asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
             self._ask(table, head, decoding, asked, prefilling, budget)
+
+    def _go_on(
+        self, table: SequenceTable, head: DraftHead, decoding: Seq[Sequence], depths: Seq[int], budget: int
+    ) -> None:
+        """Drafts as deep as these depths and each sequence's own limit allow, without a word to the policy."""
+        self._has_room, self._why_not = any(self._limit(sequence) for sequence in decoding), None
+        if any(depths):
+            limited = [min(depth, self._limit(sequence)) for depth, sequence in zip(depths, decoding, strict=True)]
+            self._ask(table, head, decoding, limited, (), budget)
 
     def _ask(
         self,

@@ -75,6 +75,7 @@ class SharedSpeculator(Speculator):
         rests = self._num_resting > 0
         self._num_resting = max(0, self._num_resting - 1)
         rows = [self._row(sequence, offer.survivals, head) for sequence, offer in zip(decoding, offers, strict=True)]
+        self._has_room = any(row.limit for row in rows)
         depths = self.policy.choose(rows, num_prefill_tokens)
         asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
         if head is not None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 
 MAX_DEPTH = 8
 
-_FIRST_GUESS = 0.6  # acceptance of a position before anything was seen
+FIRST_GUESS = 0.6  # a head's acceptance before anything was seen of it
 _SERVER_WEIGHT = 8.0  # observations that the first guess counts for beside the server's,
 _ROW_WEIGHT = 16.0  # and that the server's acceptance counts for beside the row's
 _LEAST_SURVIVAL = 0.02
+_NEXT = 0.95  # of what one position accepts the next one is taken to
 _MAX_PACE, _MIN_PACE = 0.05, 0.005  # the most that one observed time moves what is believed, when all is new or settled
 _FASTER, _SLOWER = 1.2, 0.8  # how the pace changes when a time errs to the same side as the one before, and when not
 
@@ -49,20 +50,17 @@ class Acceptance:
         )
 
 
-def priors(server: Acceptance) -> list[float]:
+def priors(server: Acceptance, first_guess: float = FIRST_GUESS) -> list[float]:
     """For each position what a row is believed to accept before anything was seen of it.
 
-    It is taken a standard error higher than the server's acceptance: what looks bad by chance isn't tried again, so it
-    would stay so, while what looks good by chance is put right.
+    Of the first one that is `first_guess` while nothing is known of the server either. A position of which little is
+    known is believed to be nearly as good as the one before it.
     """
-    means = [
-        _blend(accepted, tried, _FIRST_GUESS, _SERVER_WEIGHT)
-        for accepted, tried in zip(server.accepted, server.tried, strict=True)
-    ]
-    return [
-        min(1.0, mean + math.sqrt(mean * (1.0 - mean) / (tried + _SERVER_WEIGHT)))
-        for mean, tried in zip(means, server.tried, strict=True)
-    ]
+    guess, found = first_guess, []
+    for accepted, tried in zip(server.accepted, server.tried, strict=True):
+        found.append(_blend(accepted, tried, guess, _SERVER_WEIGHT))
+        guess = _NEXT * found[-1]
+    return found
 
 
 def survivals(row: Acceptance, server_priors: Seq[float], limit: int) -> list[float]:
@@ -90,18 +88,15 @@ class Pace:
     limit: float = _MAX_PACE  # of the logarithm
     was_longer: bool = False
 
-    def towards(self, observed_s: float, expected_s: float, trust: float) -> tuple[float, Pace]:
-        """The logarithm of what to multiply the expected time with, and the pace from then on.
-
-        `trust` is the weight of this observation beside a usual one.
-        """
+    def towards(self, observed_s: float, expected_s: float) -> tuple[float, Pace]:
+        """The logarithm of what to multiply the expected time with, and the pace from then on."""
         if observed_s <= 0.0 or expected_s <= 0.0:
             return 0.0, self
-        error, most = math.log(observed_s / expected_s), trust * self.limit
+        error = math.log(observed_s / expected_s)
         is_longer = error > 0.0
         factor = _FASTER if is_longer == self.was_longer else _SLOWER
-        limit = max(_MIN_PACE, min(_MAX_PACE, self.limit * factor**trust))
-        return max(-most, min(most, error)), Pace(limit, is_longer)
+        limit = max(_MIN_PACE, min(_MAX_PACE, self.limit * factor))
+        return max(-self.limit, min(self.limit, error)), Pace(limit, is_longer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +125,14 @@ class CostTable:
         measured = [self.scale * seconds for seconds in self.seconds[num_tokens : num_tokens + count]]
         return measured + [self.of(num_tokens + more) for more in range(len(measured) + 1, count + 1)]
 
-    def corrected(self, num_tokens: int, seconds: float, trust: float = 1.0) -> CostTable:
+    def corrected(self, num_tokens: int, seconds: float) -> CostTable:
         """Moved a little towards one observed step: half of it as a whole, half at this number of tokens alone.
 
         A whole, since a machine that got busy is slower at every size; a single size, since the table may be wrong
-        there. The move's size is bounded, so it settles near the median of what is observed; `trust` is the weight of
-        this observation beside a usual one. More tokens never cost less: the sizes on either side follow where they
-        would say so.
+        there. The move's size is bounded, so it settles near the median of what is observed. More tokens never cost
+        less: the sizes on either side follow where they would say so.
         """
-        correction, pace = self.paces.get(num_tokens, Pace()).towards(seconds, self.of(num_tokens), trust)
+        correction, pace = self.paces.get(num_tokens, Pace()).towards(seconds, self.of(num_tokens))
         if correction == 0.0:
             return self
         paces = {**self.paces, num_tokens: pace}
@@ -164,9 +158,9 @@ class DraftCost:
     def of(self, num_levels: int, num_tokens: int) -> float:
         return self.per_level_s * num_levels + self.per_token_s * num_tokens
 
-    def corrected(self, num_levels: int, num_tokens: int, seconds: float, trust: float = 1.0) -> DraftCost:
-        """Scaled a little towards one observed time; `trust` as in `CostTable.corrected`."""
-        correction, pace = self.pace.towards(seconds, self.of(num_levels, num_tokens), trust)
+    def corrected(self, num_levels: int, num_tokens: int, seconds: float) -> DraftCost:
+        """Scaled a little towards one observed time."""
+        correction, pace = self.pace.towards(seconds, self.of(num_levels, num_tokens))
         factor = math.exp(correction)
         return DraftCost(self.per_level_s * factor, self.per_token_s * factor, pace)
 
@@ -201,18 +195,18 @@ class Costs:
         found = (self.after_draft or self.step).following(num_tokens, most_drafts)
         return found if found[0] >= plain_s else [max(plain_s, seconds) for seconds in found]
 
-    def corrected(self, num_tokens: int, seconds: float, *, is_after_draft: bool, trust: float = 1.0) -> Costs:
-        """With one observed step; `trust` as in `CostTable.corrected`."""
+    def corrected(self, num_tokens: int, seconds: float, *, is_after_draft: bool) -> Costs:
+        """With one observed step."""
         step, after_draft = self.step, self.after_draft or self.step
         if is_after_draft:
-            after_draft = after_draft.corrected(num_tokens, seconds, trust)
+            after_draft = after_draft.corrected(num_tokens, seconds)
         else:
-            step = step.corrected(num_tokens, seconds, trust)
+            step = step.corrected(num_tokens, seconds)
         return Costs(step, self.draft, after_draft, self.is_cached)
 
-    def draft_corrected(self, num_levels: int, num_tokens: int, seconds: float, trust: float = 1.0) -> Costs:
+    def draft_corrected(self, num_levels: int, num_tokens: int, seconds: float) -> Costs:
         """With one observed time of drafting, as `DraftCost.corrected`."""
-        draft = self.draft.corrected(num_levels, num_tokens, seconds, trust)
+        draft = self.draft.corrected(num_levels, num_tokens, seconds)
         return Costs(self.step, draft, self.after_draft, self.is_cached)
 
 

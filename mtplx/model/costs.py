@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -47,7 +46,7 @@ def measure_costs(
             break
     if drafting is None:
         return Costs(CostTable(_between(plain)), DraftCost())
-    drafts = _measure_drafts(drafting, budget_s * (1 - _STEP_SHARE), clock, statistics.median(firsts_s))
+    drafts = _measure_drafts(drafting, budget_s * (1 - _STEP_SHARE), clock, min(firsts_s))
     return Costs(CostTable(_between(plain)), drafts, CostTable(_between(after_draft)))
 
 
