@@ -19,6 +19,7 @@ _LEAST_COST = 0.05  # of a step, that a probe is taken to cost: so probes stay r
 _LEAST_GAIN = 0.2  # and that drafts are taken to gain where steps go without: so these stay rare where it is little
 _FIRST_COST = 0.5  # of a step, that each of the first probe's may cost: it need not be saved up
 _RUN = 6  # steps of a probe that goes from no drafts to some, or back: the first few find the others' caches
+_CHANGE = 5  # steps behind a change that are not heard
 _HORIZON = 64  # steps in which they must save what it takes to build the head's cache up to where they begin
 _MOST_REST = 15  # steps with the same depths for the same rows before they are thought over again,
 _MOST_REST_DRAFTING = 12  # where there are drafts divided by the rows: of many there is soon something to learn
@@ -246,7 +247,7 @@ class AdaptiveDepth:
 
     def stepped(self, num_tokens: int, seconds: float) -> None:
         self._num_alike = self._num_alike + 1 if self._is_asked == self._was_asked else 0
-        if not self._is_settled:
+        if self._num_alike >= _CHANGE and not self._is_settled:
             self._stepped.append((num_tokens, seconds, self._is_asked))
 
     def drafted(self, num_levels: int, num_tokens: int, seconds: float) -> None:

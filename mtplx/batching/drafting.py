@@ -10,7 +10,7 @@ from mtplx.batching.acceptance import AcceptanceBook
 from mtplx.batching.depth import DepthPolicy, DraftRow
 from mtplx.batching.sequences import SequenceTable
 from mtplx.batching.speculation import MAX_DEPTH
-from mtplx.batching.state import DraftRequest, RowOutcome, Sequence, StepPlan
+from mtplx.batching.state import DraftRequest, Row, RowOutcome, Sequence, StepPlan
 
 DraftHead = Callable[[Seq[DraftRequest]], Seq[Seq[int]] | None]
 """Answers each request with its guesses, in order: up to `depth` of them. None if it failed and nothing was built."""
@@ -34,7 +34,11 @@ class Speculator:
         self.policy = policy
         self._max_depth = max_depth
         self._max_primed = max(_MIN_PRIMED, _PRIME_FACTOR * prefill_chunk_tokens)
-        self._last_depths: dict[int, int] = {}
+        self._decoding: Seq[Sequence] = ()  # that the step in progress may draft for
+        self._last: tuple[Seq[Row], Seq[Sequence]] = (
+            (),
+            (),
+        )  # what the last step computed, and for whom it might draft
         self._why_not: str | None = None
         self._has_room = True  # for a draft in some row of the last step
         self._known: dict[int, None] = {}  # whom the policy has heard of, in that order
@@ -49,12 +53,15 @@ class Speculator:
     @property
     def last_depths(self) -> dict[int, int]:
         """Drafts of each sequence that decoded in the last step, by its id."""
-        return self._last_depths
+        rows, decoding = self._last
+        decoding_ids = {sequence.seq_id for sequence in decoding}
+        return {row.seq_id: row.num_drafts for row in rows if row.seq_id in decoding_ids}
 
     @property
     def why_none(self) -> str | None:
         """Why the last step had no drafts, one sentence; None if it had some or nothing decoded in it."""
-        if any(self._last_depths.values()) or not self._last_depths:
+        depths = self.last_depths
+        if any(depths.values()) or not depths:
             return None
         return self._why_not or (self.policy.why_none() if self._has_room else _NO_ROOM)
 
@@ -72,7 +79,7 @@ class Speculator:
 
         Those that prefill get their head's slots built on the way, if drafts are to be expected.
         """
-        self._forget_gone(table)
+        self._decoding = decoding
         self._find_forced(decoding, has_head=head is not None)
         if head is None and not self._forced:
             return
@@ -82,6 +89,7 @@ class Speculator:
             if kept is not None:
                 self._go_on(table, head, decoding, kept, budget)
                 return
+        self._forget_gone(table)
         rows = [self._row(sequence, self._forced.get(sequence.seq_id, ()), head) for sequence in decoding]
         self._has_room = any(row.limit for row in rows)
         depths = self.policy.choose(rows, num_prefill_tokens)
@@ -132,13 +140,12 @@ class Speculator:
 
     def commit(self, plan: StepPlan, outcomes: Seq[RowOutcome], table: SequenceTable) -> None:
         """Learns from what a step accepted; to be called before the table commits it, since the ended are forgotten."""
-        self._last_depths = {}
+        self._last = (plan.rows, self._decoding)
         for row, outcome in zip(plan.rows, outcomes, strict=True):
-            sequence = table.get(row.seq_id)
-            if sequence is not None and sequence.is_decoding:
-                self._last_depths[row.seq_id] = row.num_drafts
-            if row.num_drafts and outcome.error is None and sequence is not None:
-                self._verified(sequence, row.num_drafts, len(outcome.token_ids) - 1)
+            if row.num_drafts and outcome.error is None:
+                sequence = table.get(row.seq_id)
+                if sequence is not None:
+                    self._verified(sequence, row.num_drafts, len(outcome.token_ids) - 1)
 
     def _verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         if sequence.seq_id in self._forced:

@@ -69,7 +69,7 @@ class SharedSpeculator(Speculator):
     ) -> None:
         """As `Speculator.draft`, with drafts also where there is no head. All who run must be members of cohorts."""
         self._forget_gone(table)
-        self._why_not = None
+        self._decoding, self._why_not = decoding, None
         self._find_forced(decoding, has_head=head is not None)
         offers = [self._offer(sequence, has_head=head is not None) for sequence in decoding]
         rests = self._num_resting > 0

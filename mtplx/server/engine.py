@@ -194,10 +194,11 @@ class EngineCore:
         self.counters.step_started_at_s = None
         outputs = self._outputs(plan, sampled, events)
         self._count_drafts(outputs, decoding_ids)
-        if not has_raised:
+        is_decode = len(decoding_ids) == plan.width
+        if is_decode and not has_raised:  # prompts cost something else
             self._tell_cost(plan, self._clock() - start_s)
         self.recorder.lap(Stage.COMMIT)
-        self.recorder.end(plan, outputs, is_decode=len(decoding_ids) == plan.width)
+        self.recorder.end(plan, outputs, is_decode=is_decode)
         return overdue + outputs
 
     def fail_all(self, message: str) -> list[SequenceOutput]:
@@ -270,7 +271,7 @@ class EngineCore:
     def _tell_cost(self, plan: StepPlan, step_s: float) -> None:
         """Lets the depth policy hear what a step took beside its drafts, planning and committing them included."""
         speculator = self.scheduler.speculator
-        if speculator and all(row.num_drawn == len(row.token_ids) for row in plan.rows):  # prompts cost something else
+        if speculator:
             speculator.policy.stepped(plan.num_tokens, step_s - self._head_calls.seconds_of_step)
 
     def _sample(self, plan: StepPlan, logits_WV: Logits, argmax_W: Sequence[int] | None) -> list[SampledRow]:

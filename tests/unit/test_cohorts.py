@@ -294,7 +294,7 @@ class TestWhatIsBelieved:
         run = Run((1,) * 8, 3)
         for _ in range(100):
             room.cohorts.verified(sequence, 3, 8, 0)
-        believed = room.cohorts.survivals(sequence, run)[0]
+        believed = sum(room.cohorts.survivals(sequence, run))
         for _ in range(5000):
             room.cohorts.passed_over(sequence, 3, 0)
         assert believed < 0.1
