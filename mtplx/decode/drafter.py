@@ -56,7 +56,11 @@ class DraftChooser:
 
     def _draw(self, entry: SamplerEntry, logits_W: Logits, ids_W: npt.NDArray[np.int64] | None) -> int | None:
         try:
-            return entry.draw(logits_W if ids_W is None else _spread(logits_W, ids_W, self._vocab_size))
+            if ids_W is None:
+                return entry.draw(logits_W)
+            if entry.is_plain:
+                return entry.draw_among(logits_W, ids_W)
+            return entry.draw(_spread(logits_W, ids_W, self._vocab_size))
         except GenerationError:
             return None
 

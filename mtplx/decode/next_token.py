@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mtplx.decode.filters import drop_filtered
+from mtplx.decode.filters import Ids, drop_filtered
 from mtplx.decode.history import History, uses_penalties
 from mtplx.decode.noise import NoiseKey
 from mtplx.decode.noisy_argmax import NoisyArgmax, plain_noisy_argmax
@@ -25,12 +25,14 @@ def next_token(
     noise_key: NoiseKey,
     is_banned_V: npt.NDArray[np.bool_] | None,
     noisy_argmax: NoisyArgmax = plain_noisy_argmax,
+    ids_V: Ids | None = None,
 ) -> int:
     """Returns the token at `noise_key.position`, whatever mode, batch or draft asks for it; changes nothing.
 
     In float64: penalties, logit_bias, bans; (l - max) / T; top-k, top-p, min-p; argmax of l + Gumbel noise over what
     is left, the lowest id on ties. At temperature 0 it is the argmax after the bans. `history` ends just before the
     position; what `is_banned_V` marks can't be drawn, whatever its logit. Every `noisy_argmax` gives the same token.
+    With `ids_V`, ascending, the logits are those of some ids and all others can't be drawn; only where `is_plain`.
 
     Raises:
         GenerationError: a NaN or +inf among the logits.
@@ -45,18 +47,24 @@ def next_token(
         if not np.isfinite(largest):
             raise NoTokenLeftError(f"{' and '.join(_choosers(params))} left no token that could come next")
         if params.temperature == 0.0:
-            return int(np.argmax(scores_V))
+            place = int(np.argmax(scores_V))
+            return place if ids_V is None else int(ids_V[place])
         scores_V -= largest
         scores_V /= params.temperature
     drop_filtered(scores_V, params)
-    return noisy_argmax(scores_V, noise_key)
+    place = noisy_argmax(scores_V, noise_key, ids_V)
+    return place if ids_V is None else int(ids_V[place])
 
 
 def is_plain_greedy(params: SamplingParams, num_emitted: int) -> bool:
     """Whether `next_token` is the argmax of the raw logits after so many emitted tokens, and from there on."""
+    return params.temperature == 0.0 and is_plain(params, num_emitted)
+
+
+def is_plain(params: SamplingParams, num_emitted: int) -> bool:
+    """Whether `next_token` asks for no id by its name after so many emitted tokens, and from there on."""
     return (
-        params.temperature == 0.0
-        and not uses_penalties(params)
+        not uses_penalties(params)
         and not params.logit_bias
         and num_emitted >= params.min_tokens
         and params.grammar is None

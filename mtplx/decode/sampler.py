@@ -19,7 +19,7 @@ from mtplx.decode.filters import in_order
 from mtplx.decode.history import History
 from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
 from mtplx.decode.matcher import Matcher
-from mtplx.decode.next_token import Logits, greedy_tokens_of, is_plain_greedy, is_sound, next_token
+from mtplx.decode.next_token import Logits, greedy_tokens_of, is_plain, is_plain_greedy, is_sound, next_token
 from mtplx.decode.noise import NoiseKey, gumbel_of_one
 from mtplx.decode.noisy_argmax import NoisyArgmax, fastest_noisy_argmax
 from mtplx.errors import GenerationError, NoTokenLeftError, RequestError
@@ -244,6 +244,15 @@ class SamplerEntry:
     @property
     def is_plain_greedy(self) -> bool:
         return is_plain_greedy(self.params, self.history.num_emitted)
+
+    @property
+    def is_plain(self) -> bool:
+        return is_plain(self.params, self.history.num_emitted)
+
+    def draw_among(self, logits_W: Logits, ids_W: npt.NDArray[np.int64]) -> int:
+        """The token at the next position, of a plain entry, if only these ids could come. Raises: GenerationError."""
+        noise_key = NoiseKey(self.seed, self.history.next_position, self.choice)
+        return next_token(logits_W, self.params, self.history, noise_key, None, self.noisy_argmax, ids_W)
 
     def draw(self, logits_V: Logits) -> int:
         """The token at the next position. Raises: GenerationError."""

@@ -146,8 +146,20 @@ void check_draw() {
             values[id] = scores[id] + noise(id, seed, position, 3);
         }
         const int best = int(std::max_element(values.begin(), values.end()) - values.begin());
-        const int count = mtplx_draw_candidates(scores.data(), vocab, seed, position, 3, ids.data(), bits.data());
+        int count = mtplx_draw_candidates(scores.data(), vocab, nullptr, seed, position, 3, ids.data(), bits.data());
         expect(std::count(ids.begin(), ids.begin() + count, best) == 1, "draws", int(position));
+        std::vector<int32_t> some;  // of the vocabulary, the likeliest among them
+        std::vector<double> some_scores;
+        for (int id = 0; id < vocab; id++) {
+            if (id % 3 == 0 && scores[id] < 0 && id != best) continue;
+            some.push_back(id);
+            some_scores.push_back(scores[id]);
+        }
+        count = mtplx_draw_candidates(some_scores.data(), int(some.size()), some.data(), seed, position, 3, ids.data(),
+                                      bits.data());
+        const bool has_best =
+            std::any_of(ids.begin(), ids.begin() + count, [&](int place) { return some[place] == best; });
+        expect(has_best, "draws among some", int(position));
     }
 }
 

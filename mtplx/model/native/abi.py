@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 Fields = list[tuple[str, Any]]
 
@@ -143,7 +143,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "model_destroy": (None, [_PTR]),
     "model_step": (_INT, [_PTR, POINTER(Step)]),
     "read_sum": (c_uint64, [_PTR, _PTR, c_size_t]),
-    "draw_candidates": (_INT, [_PTR, _INT, c_uint64, c_uint32, c_uint32, _PTR, _PTR]),
+    "draw_candidates": (_INT, [_PTR, _INT, _PTR, c_uint64, c_uint32, c_uint32, _PTR, _PTR]),
 }
 
 

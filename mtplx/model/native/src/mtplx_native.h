@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 enum {
-    MTPLX_ABI_VERSION = 4,
+    MTPLX_ABI_VERSION = 5,
     MTPLX_BLOCK_TOKENS = 16,    // tokens in a cache block, fixed
     MTPLX_LAYOUT_VERSION = 1,   // of packed weights: part of the key of a cache file; the same in every build
 };
@@ -256,12 +256,13 @@ MTPLX_API uint64_t mtplx_read_sum(mtplx_pool *pool, const void *data, size_t num
 
 // ---- Drawing a token -----------------------------------------------------------------------------------------------
 
-// Finds the ids that could have the largest score + noise of all; the noise of an id is a function of its 52 bits (see
-// philox.cpp). scores [count] are at most 0, at least one is 0, and -inf stands for what may not be drawn. Writes those
-// ids, ascending, and their bits, for which there must be room for all; returns their number: a handful. Every id whose
-// score + noise equals the largest in float64, whatever a logarithm's last bits are, is among them.
-MTPLX_API int32_t mtplx_draw_candidates(const double *scores, int32_t count, uint64_t seed, uint32_t position,
-                                        uint32_t choice, int32_t *ids, uint64_t *bits);
+// Finds the places that could have the largest score + noise of all; the noise of a token id is a function of its 52
+// bits (see philox.cpp). scores [count] are at most 0, at least one is 0, and -inf stands for what may not be drawn.
+// token_ids [count] say whose scores these are; NULL means 0, 1, 2, ... Writes those places, ascending, and the bits of
+// their ids, for which there must be room for all; returns their number: a handful. Every place whose score + noise
+// equals the largest in float64, whatever a logarithm's last bits are, is among them.
+MTPLX_API int32_t mtplx_draw_candidates(const double *scores, int32_t count, const int32_t *token_ids, uint64_t seed,
+                                        uint32_t position, uint32_t choice, int32_t *places, uint64_t *bits);
 
 #ifdef __cplusplus
 }

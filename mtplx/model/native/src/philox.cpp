@@ -29,6 +29,9 @@ struct Key {
     uint32_t position, choice;
 };
 
+// Whose scores they are: NULL means 0, 1, 2, ...
+inline int32_t id_at(const int32_t *token_ids, int32_t place) { return token_ids ? token_ids[place] : place; }
+
 // words[0..3] of the counters (pairs, position, choice, 0), for one pair of ids or a vector of them.
 template <class Pairs>
 inline void philox(const Key &key, Pairs pairs, Pairs *words) {
@@ -49,84 +52,103 @@ inline void philox(const Key &key, Pairs pairs, Pairs *words) {
     for (Pairs *word : {&a, &b, &c, &d}) *words++ = *word & uint64_t(0xffffffff);
 }
 
-// At least the noise of LANES ids from an even one on. With c the upper 24 bits of the first word's complement:
+// The first words of LANES ids, in their order: those from an even one on, or any.
+inline Ints first_words_from(const Key &key, int32_t id) {
+    Longs pairs, words[4];
+    for (int i = 0; i < LANES / 2; i++) pairs[i] = id / 2 + i;
+    philox(key, pairs, words);
+    return (Ints)(words[0] | words[2] << 32);
+}
+
+inline Ints first_words_of(const Key &key, const int32_t *ids) {
+    Ints found;
+    for (int half = 0; half < LANES; half += LANES / 2) {
+        Longs pairs, words[4];
+        for (int i = 0; i < LANES / 2; i++) pairs[i] = ids[half + i] / 2;
+        philox(key, pairs, words);
+        for (int i = 0; i < LANES / 2; i++) found[half + i] = int32_t(words[ids[half + i] % 2 * 2][i]);
+    }
+    return found;
+}
+
+// At least the noise of those ids. With c the upper 24 bits of the first word's complement:
 //
 //     -log(-log u) <= -log(1 - u), since -log u >= 1 - u;   1 - u > c / 2^24;   log2 c >= bits of float(c) / 2^23 - 127
 //
 // The bits of a float, read as a number, are its logarithm with a straight line from one power of two to the next. For
 // c = 0 they say -127, which is low enough.
-inline Floats noise_bounds(const Key &key, int32_t id) {
-    Longs pairs, words[4];
-    for (int i = 0; i < LANES / 2; i++) pairs[i] = id / 2 + i;
-    philox(key, pairs, words);
-    const Ints first_words = (Ints)(words[0] | words[2] << 32);  // in the order of ids
+inline Floats noise_bounds(Ints first_words) {
     const Floats complement = to_floats((~first_words >> 8) & 0xffffff);
     const float log_2 = 0.693147181f;
     return multiply_add(to_floats((Ints)complement), splat(-log_2 / 8388608), splat((24 + 127) * log_2));
 }
 
-// The ids that could win, ascending, in the caller's arrays.
+// The places that could win, ascending, in the caller's arrays.
 class Candidates {
 public:
-    Candidates(const Key &key, int32_t *ids, uint64_t *bits) : key_(key), ids_(ids), bits_(bits) {}
+    Candidates(const Key &key, int32_t *places, uint64_t *bits) : key_(key), places_(places), bits_(bits) {}
 
     // What is below loses.
     double bar() const { return bar_; }
     int32_t count() const { return count_; }
 
-    void consider(int32_t id, double score) {
+    void consider(int32_t place, int32_t id, double score) {
         uint64_t words[4];
         philox(key_, uint64_t(id / 2), words);
         const uint64_t bits = words[id % 2 * 2] << 20 | words[id % 2 * 2 + 1] >> 12;
         const double value = score - std::log(-std::log((static_cast<double>(bits) + 0.5) * 0x1p-52));
         if (value < bar_) return;
-        ids_[count_] = id;
+        places_[count_] = place;
         bits_[count_++] = bits;
         bar_ = std::max(bar_, value - MARGIN);
     }
 
 private:
     const Key key_;
-    int32_t *ids_;
+    int32_t *places_;
     uint64_t *bits_;
     int32_t count_ = 0;
     double bar_ = LEAST_BEST;
 };
 
-// Ids [first, end), a multiple of LANES of them.
-void consider_chunk(const Key &key, const double *scores, int32_t first, int32_t end, Candidates &candidates) {
+// Places [first, end), a multiple of LANES of them.
+void consider_chunk(const Key &key, const double *scores, const int32_t *token_ids, int32_t first, int32_t end,
+                    Candidates &candidates) {
     alignas(64) float bounds[CHUNK];
     Floats top = splat(-HUGE_VALF);
-    for (int32_t id = first; id < end; id += LANES) {
-        const Floats score = load(scores + id);
-        store(bounds + id - first, score);
+    for (int32_t place = first; place < end; place += LANES) {
+        const Floats score = load(scores + place);
+        store(bounds + place - first, score);
         top = larger(top, score);
     }
     if (largest_of(top) + MOST_NOISE < candidates.bar()) return;
     top = splat(-HUGE_VALF);
-    for (int32_t id = first; id < end; id += LANES) {
-        const Floats bound = load(bounds + id - first) + noise_bounds(key, id);
-        store(bounds + id - first, bound);
+    for (int32_t place = first; place < end; place += LANES) {
+        const Ints words = token_ids ? first_words_of(key, token_ids + place) : first_words_from(key, place);
+        const Floats bound = load(bounds + place - first) + noise_bounds(words);
+        store(bounds + place - first, bound);
         top = larger(top, bound);
     }
     if (largest_of(top) < candidates.bar()) return;
-    for (int32_t id = first; id < end; id++)
-        if (bounds[id - first] >= candidates.bar()) candidates.consider(id, scores[id]);
+    for (int32_t place = first; place < end; place++)
+        if (bounds[place - first] >= candidates.bar())
+            candidates.consider(place, id_at(token_ids, place), scores[place]);
 }
 
 }  // namespace
 
 }  // namespace mtplx
 
-extern "C" int32_t mtplx_draw_candidates(const double *scores, int32_t count, uint64_t seed, uint32_t position,
-                                         uint32_t choice, int32_t *ids, uint64_t *bits) {
+extern "C" int32_t mtplx_draw_candidates(const double *scores, int32_t count, const int32_t *token_ids, uint64_t seed,
+                                         uint32_t position, uint32_t choice, int32_t *places, uint64_t *bits) {
     using namespace mtplx;
     const Key key = {seed, position, choice};
-    Candidates candidates(key, ids, bits);
+    Candidates candidates(key, places, bits);
     const int32_t whole = count / LANES * LANES;
     for (int32_t first = 0; first < whole; first += CHUNK)
-        consider_chunk(key, scores, first, std::min(first + CHUNK, whole), candidates);
-    for (int32_t id = whole; id < count; id++)
-        if (scores[id] + MOST_NOISE >= candidates.bar()) candidates.consider(id, scores[id]);
+        consider_chunk(key, scores, token_ids, first, std::min(first + CHUNK, whole), candidates);
+    for (int32_t place = whole; place < count; place++)
+        if (scores[place] + MOST_NOISE >= candidates.bar())
+            candidates.consider(place, id_at(token_ids, place), scores[place]);
     return candidates.count();
 }
