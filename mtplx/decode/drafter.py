@@ -30,7 +30,7 @@ class DraftChooser:
         self,
         requests: Sequence[int],
         logits_RW: Logits,
-        ids_W: npt.NDArray[np.int64] | None = None,
+        ids_W: npt.NDArray[np.integer] | None = None,
         argmax_R: Sequence[int] | None = None,
     ) -> list[int | None]:
         """See `Choose`. Plain greedy rows share one argmax over the columns there are."""
@@ -54,7 +54,7 @@ class DraftChooser:
         assert entry is not None, f"request {index} asks for no drafts"
         return entry
 
-    def _draw(self, entry: SamplerEntry, logits_W: Logits, ids_W: npt.NDArray[np.int64] | None) -> int | None:
+    def _draw(self, entry: SamplerEntry, logits_W: Logits, ids_W: npt.NDArray[np.integer] | None) -> int | None:
         try:
             if ids_W is None:
                 return entry.draw(logits_W)
@@ -66,7 +66,7 @@ class DraftChooser:
 
 
 def _greedy(
-    lines: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.int64] | None, argmax_R: Sequence[int] | None
+    lines: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.integer] | None, argmax_R: Sequence[int] | None
 ) -> dict[int, int | None]:
     """The token of each line's largest logit, by line; None where there is none."""
     if not lines:
@@ -75,7 +75,7 @@ def _greedy(
     return {line: None if column < 0 else column if ids_W is None else int(ids_W[column]) for line, column in columns}
 
 
-def _spread(logits_W: Logits, ids_W: npt.NDArray[np.int64], vocab_size: int) -> Logits:
+def _spread(logits_W: Logits, ids_W: npt.NDArray[np.integer], vocab_size: int) -> Logits:
     """logits_V with -inf for every id that the head doesn't know."""
     logits_V = np.full(vocab_size, -np.inf, dtype=logits_W.dtype)
     logits_V[ids_W] = logits_W

@@ -24,12 +24,17 @@ _NUM_CANDIDATES = 512
 
 def drop_filtered(scores_V: Floats, params: SamplingParams) -> None:
     """Sets the scores of all but the surviving ids to -inf, in place."""
-    if next(_filters(params), None) is None:
+    if not has_filters(params):
         return
     ids_S = surviving_ids(scores_V, params)
     scores_S = scores_V[ids_S]
     scores_V.fill(-np.inf)
     scores_V[ids_S] = scores_S
+
+
+def has_filters(params: SamplingParams) -> bool:
+    """Whether anything is dropped."""
+    return next(_filters(params), None) is not None
 
 
 def surviving_ids(scores_V: Floats, params: SamplingParams) -> Ids:

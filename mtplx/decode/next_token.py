@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mtplx.decode.filters import Ids, drop_filtered
+from mtplx.decode.filters import drop_filtered, has_filters
 from mtplx.decode.history import History, uses_penalties
 from mtplx.decode.noise import NoiseKey
 from mtplx.decode.noisy_argmax import NoisyArgmax, plain_noisy_argmax
@@ -25,7 +25,7 @@ def next_token(
     noise_key: NoiseKey,
     is_banned_V: npt.NDArray[np.bool_] | None,
     noisy_argmax: NoisyArgmax = plain_noisy_argmax,
-    ids_V: Ids | None = None,
+    ids_V: npt.NDArray[np.integer] | None = None,
 ) -> int:
     """Returns the token at `noise_key.position`, whatever mode, batch or draft asks for it; changes nothing.
 
@@ -38,6 +38,11 @@ def next_token(
         GenerationError: a NaN or +inf among the logits.
         NoTokenLeftError: what the params ask for left no token with a finite one.
     """
+    draws_from_all = params.temperature > 0.0 and not has_filters(params) and is_banned_V is None
+    if draws_from_all and is_plain(params, history.num_emitted):
+        found = noisy_argmax.of_logits(logits_V, params.temperature, noise_key, ids_V)
+        if found is not None:
+            return found if ids_V is None else int(ids_V[found])
     if not is_sound(logits_V):
         raise GenerationError("the model returned logits without a finite largest value")
     scores_V = logits_V.astype(np.float64)

@@ -33,7 +33,7 @@ class NoiseKey:
     choice: int = 0
 
 
-def gumbel(token_ids_S: npt.NDArray[np.int64], key: NoiseKey) -> npt.NDArray[np.float64]:
+def gumbel(token_ids_S: npt.NDArray[np.integer], key: NoiseKey) -> npt.NDArray[np.float64]:
     """Returns g_S for ascending ids; an id's bits are the same whatever other ids are asked for.
 
     argmax(l + g) is distributed as softmax(l): the Gumbel-max trick.
@@ -59,7 +59,7 @@ def gumbel_of_bits(bits_S: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     return noise_S
 
 
-def uniform_bits(token_ids_S: npt.NDArray[np.int64], key: NoiseKey) -> npt.NDArray[np.uint64]:
+def uniform_bits(token_ids_S: npt.NDArray[np.integer], key: NoiseKey) -> npt.NDArray[np.uint64]:
     """Returns k_S, 52 random bits for each of the ascending ids."""
     if len(token_ids_S) == 0:
         return np.empty(0, dtype=np.uint64)

@@ -6,67 +6,117 @@ computed as numpy computes it for all. It is a question of speed alone who answe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mtplx.decode.filters import Floats, Ids
+from mtplx.decode.filters import Floats
 from mtplx.decode.noise import NoiseKey, gumbel, gumbel_of_bits
 from mtplx.model.native.binding import address
 from mtplx.model.native.library import NativeLibrary, NativeUnavailableError, load_library
+from mtplx.model.runner import Logits
+
+_LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-3, 1e3  # that the library takes
 
 
 class NoisyArgmax(Protocol):
-    """Returns the argmax of scores_V + Gumbel noise, the first on ties.
+    """Finds the largest of score + Gumbel noise, the first on ties.
 
-    The largest of `scores_V` is 0; -inf stands for what may not be drawn. The noise is that of the ids `ids_V`,
-    ascending; None means that they are the places in `scores_V`.
+    The noise is that of the ids `ids_V`, ascending; None means that they are the places in the row.
     """
 
-    def __call__(self, scores_V: Floats, noise_key: NoiseKey, ids_V: Ids | None = None) -> int: ...
+    def __call__(self, scores_V: Floats, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None) -> int:
+        """Returns its place. The largest of `scores_V` is 0; -inf stands for what may not be drawn."""
+        ...
+
+    def of_logits(
+        self, logits_V: Logits, temperature: float, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None
+    ) -> int | None:
+        """The same of scores (logit - largest) / temperature, if that is quicker than to compute them; else None."""
+        ...
 
 
-def plain_noisy_argmax(scores_V: Floats, noise_key: NoiseKey, ids_V: Ids | None = None) -> int:
+class PlainNoisyArgmax:
     """The definition: noise for all that may be drawn."""
-    places_S = np.flatnonzero(scores_V > -np.inf)
-    values_S = gumbel(places_S if ids_V is None else ids_V[places_S], noise_key)
-    values_S += scores_V[places_S]
-    return int(places_S[np.argmax(values_S)])
 
-
-@dataclass(frozen=True, slots=True)
-class NativeNoisyArgmax:
-    """The same by a library of the kernels."""
-
-    library: NativeLibrary
-
-    def __call__(self, scores_V: Floats, noise_key: NoiseKey, ids_V: Ids | None = None) -> int:
-        places_S, bits_S = self.candidates(scores_V, noise_key, ids_V)
-        values_S = gumbel_of_bits(bits_S)
+    def __call__(self, scores_V: Floats, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None) -> int:
+        places_S = np.flatnonzero(scores_V > -np.inf)
+        values_S = gumbel(places_S if ids_V is None else ids_V[places_S], noise_key)
         values_S += scores_V[places_S]
         return int(places_S[np.argmax(values_S)])
 
-    def candidates(
-        self, scores_V: Floats, noise_key: NoiseKey, ids_V: Ids | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint64]]:
-        """Returns the few places that could win, ascending, and the 52 bits of each that its noise is made of."""
-        assert scores_V.flags.c_contiguous
+    def of_logits(
+        self, logits_V: Logits, temperature: float, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None
+    ) -> int | None:
+        return None
+
+
+class NativeNoisyArgmax:
+    """The same by a library of the kernels."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._functions = library.functions
+        self._places = np.empty(0, dtype=np.int32)  # of the last call's candidates, with room for all
+        self._bits = np.empty(0, dtype=np.uint64)
+        self._scores = np.empty(0, dtype=np.float64)
+
+    def __call__(self, scores_V: Floats, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None) -> int:
+        places_S, bits_S = self.candidates(scores_V, noise_key, ids_V)
+        return _first_largest(places_S, bits_S, scores_V[places_S])
+
+    def of_logits(
+        self, logits_V: Logits, temperature: float, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None
+    ) -> int | None:
+        is_ours = logits_V.dtype == np.float32 and logits_V.flags.c_contiguous
+        if not (is_ours and _LEAST_TEMPERATURE <= temperature <= _MOST_TEMPERATURE):
+            return None
+        self._make_room(len(logits_V))
         ids = None if ids_V is None else np.ascontiguousarray(ids_V, dtype=np.int32)
-        # Room for all, of which only the first pages are ever touched.
-        places_V, bits_V = np.empty(len(scores_V), dtype=np.int32), np.empty(len(scores_V), dtype=np.uint64)
-        count = self.library.functions.mtplx_draw_candidates(
+        count = self._functions.mtplx_draw_candidates_of_logits(
+            address(logits_V),
+            len(logits_V),
+            temperature,
+            address(ids),
+            noise_key.seed % 2**64,
+            noise_key.position,
+            noise_key.choice,
+            address(self._places),
+            address(self._bits),
+            address(self._scores),
+        )
+        return _first_largest(self._places[:count], self._bits[:count], self._scores[:count]) if count else None
+
+    def candidates(
+        self, scores_V: Floats, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint64]]:
+        """Returns the few places that could win, ascending, and the 52 bits of each that its noise is made of.
+
+        They hold until the next call.
+        """
+        assert scores_V.flags.c_contiguous
+        self._make_room(len(scores_V))
+        ids = None if ids_V is None else np.ascontiguousarray(ids_V, dtype=np.int32)
+        count = self._functions.mtplx_draw_candidates(
             address(scores_V),
             len(scores_V),
             address(ids),
             noise_key.seed % 2**64,
             noise_key.position,
             noise_key.choice,
-            address(places_V),
-            address(bits_V),
+            address(self._places),
+            address(self._bits),
         )
-        return places_V[:count], bits_V[:count]
+        return self._places[:count], self._bits[:count]
+
+    def _make_room(self, count: int) -> None:
+        if len(self._places) < count:
+            self._places = np.empty(count, dtype=np.int32)
+            self._bits = np.empty(count, dtype=np.uint64)
+            self._scores = np.empty(count, dtype=np.float64)
+
+
+plain_noisy_argmax = PlainNoisyArgmax()
 
 
 def fastest_noisy_argmax() -> NoisyArgmax:
@@ -75,3 +125,9 @@ def fastest_noisy_argmax() -> NoisyArgmax:
         return NativeNoisyArgmax(load_library())
     except NativeUnavailableError:
         return plain_noisy_argmax
+
+
+def _first_largest(places_S: npt.NDArray[np.int32], bits_S: npt.NDArray[np.uint64], scores_S: Floats) -> int:
+    values_S = gumbel_of_bits(bits_S)
+    values_S += scores_S
+    return int(places_S[np.argmax(values_S)])

@@ -249,7 +249,7 @@ class SamplerEntry:
     def is_plain(self) -> bool:
         return is_plain(self.params, self.history.num_emitted)
 
-    def draw_among(self, logits_W: Logits, ids_W: npt.NDArray[np.int64]) -> int:
+    def draw_among(self, logits_W: Logits, ids_W: npt.NDArray[np.integer]) -> int:
         """The token at the next position, of a plain entry, if only these ids could come. Raises: GenerationError."""
         noise_key = NoiseKey(self.seed, self.history.next_position, self.choice)
         return next_token(logits_W, self.params, self.history, noise_key, None, self.noisy_argmax, ids_W)

@@ -114,7 +114,7 @@ def _requests(runner: DraftingRunner, num_rows: int, depth: int) -> list[DraftRe
 def _choose_any(
     requests: Sequence[int],
     logits_RW: Logits,
-    ids_W: npt.NDArray[np.int64] | None = None,
+    ids_W: npt.NDArray[np.integer] | None = None,
     argmax_R: Sequence[int] | None = None,
 ) -> list[int | None]:
     """Takes the time that plain greedy drafts take, and never ends a row."""

@@ -67,7 +67,7 @@ class Choose(Protocol):
         self,
         requests: Sequence[int],
         logits_RW: Logits,
-        ids_W: npt.NDArray[np.int64] | None = None,
+        ids_W: npt.NDArray[np.integer] | None = None,
         argmax_R: Sequence[int] | None = None,
     ) -> list[int | None]: ...
 

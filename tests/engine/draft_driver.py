@@ -81,7 +81,7 @@ def draft_together(
 def greedy(
     requests: Sequence[int],
     logits_RW: Logits,
-    ids_W: npt.NDArray[np.int64] | None = None,
+    ids_W: npt.NDArray[np.integer] | None = None,
     argmax_R: Sequence[int] | None = None,
 ) -> list[int | None]:
     """A `Choose` without noise, filters or ends; a runner that says where the largest logits are must be right."""

@@ -65,6 +65,45 @@ def test_the_librarys_token_is_the_definitions(library: NativeLibrary, scores_V:
 
 
 @needs_kernels
+@settings(max_examples=300, deadline=None)
+@given(
+    scores_V=score_rows(),
+    noise_key=keys,
+    temperature=st.sampled_from([1e-3, 0.3, 1.0, 1.7, 1e3]),
+    bad=st.sampled_from([None, None, None, math.nan, math.inf]),
+    some=st.booleans(),
+)
+def test_logits_draw_as_their_scores(
+    library: NativeLibrary, scores_V: Scores, noise_key: NoiseKey, temperature: float, bad: float | None, some: bool
+) -> None:
+    logits_V = np.clip(scores_V, -1e30, 0.0).astype(np.float32) + np.float32(3.7)
+    logits_V[scores_V == -math.inf] = -math.inf
+    if bad is not None:
+        logits_V[len(logits_V) // 2] = bad
+    ids_V = np.arange(len(logits_V)) * 3 + 1 if some else None
+    found = NativeNoisyArgmax(library).of_logits(logits_V, temperature, noise_key, ids_V)
+    if bad is not None:
+        assert found is None, "next_token says what is wrong"
+    else:
+        exact_V = logits_V.astype(np.float64)
+        exact_V -= exact_V.max()
+        exact_V /= temperature
+        assert found == plain_noisy_argmax(exact_V, noise_key, ids_V)
+        assert found == NativeNoisyArgmax(library)(exact_V, noise_key, ids_V)
+
+
+@needs_kernels
+def test_what_the_library_does_not_take_is_left_to_others(library: NativeLibrary) -> None:
+    native, key = NativeNoisyArgmax(library), NoiseKey(1, 2)
+    logits_V = np.zeros(40, dtype=np.float32)
+    assert native.of_logits(logits_V, 1.0, key) is not None
+    assert native.of_logits(logits_V, 1e-300, key) is None
+    assert native.of_logits(logits_V.astype(np.float64), 1.0, key) is None
+    assert native.of_logits(logits_V[::2], 1.0, key) is None
+    assert plain_noisy_argmax.of_logits(logits_V, 1.0, key) is None
+
+
+@needs_kernels
 @pytest.mark.parametrize("spread", [0.0, 0.5, 5.0, 30.0])
 @pytest.mark.parametrize("vocab_size", [49_152, 151_937])
 def test_long_rows_too(library: NativeLibrary, spread: float, vocab_size: int) -> None:

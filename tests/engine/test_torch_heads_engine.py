@@ -115,7 +115,7 @@ def test_a_call_that_failed_can_be_made_again(runner: TorchRunner) -> None:
     def failing(
         requests: Sequence[int],
         logits_RW: Logits,
-        ids_W: npt.NDArray[np.int64] | None = None,
+        ids_W: npt.NDArray[np.integer] | None = None,
         argmax_R: Sequence[int] | None = None,
     ) -> list[int | None]:
         raise RuntimeError("no drafts today")
@@ -134,7 +134,7 @@ def test_a_row_that_ends_its_guessing_shifts_nobody(runner: TorchRunner) -> None
     def choose(
         requests: Sequence[int],
         logits_RW: Logits,
-        ids_W: npt.NDArray[np.int64] | None = None,
+        ids_W: npt.NDArray[np.integer] | None = None,
         argmax_R: Sequence[int] | None = None,
     ) -> list[int | None]:
         asked.append(list(requests))

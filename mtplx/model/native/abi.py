@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
 ABI_VERSION = 5
@@ -144,6 +144,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "model_step": (_INT, [_PTR, POINTER(Step)]),
     "read_sum": (c_uint64, [_PTR, _PTR, c_size_t]),
     "draw_candidates": (_INT, [_PTR, _INT, _PTR, c_uint64, c_uint32, c_uint32, _PTR, _PTR]),
+    "draw_candidates_of_logits": (
+        _INT,
+        [_PTR, _INT, c_double, _PTR, c_uint64, c_uint32, c_uint32, _PTR, _PTR, _PTR],
+    ),
 }
 
 

@@ -24,8 +24,8 @@ class NativeHead:
     def __init__(self, model: NativeModel, head: HeadFile) -> None:
         self.max_depth = head.max_depth
         self._model = model
-        self._ids_W: npt.NDArray[np.int64] | None = (
-            None if head.draft_vocab is None else head.draft_vocab.astype(np.int64)
+        self._ids_W: npt.NDArray[np.integer] | None = (
+            None if head.draft_vocab is None else head.draft_vocab.astype(np.int32)  # as the library reads them
         )
 
     def draft(self, requests: Sequence[DraftRequest], choose: Choose) -> list[tuple[int, ...]]:

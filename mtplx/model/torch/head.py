@@ -64,7 +64,7 @@ class TorchHead:
         output: OutputHead,
         cache: PagedCache,
         dtype: torch.dtype,
-        ids_W: npt.NDArray[np.int64] | None = None,
+        ids_W: npt.NDArray[np.integer] | None = None,
     ) -> None:
         self.max_depth = MAX_DEPTH
         self._modules = modules

@@ -264,6 +264,12 @@ MTPLX_API uint64_t mtplx_read_sum(mtplx_pool *pool, const void *data, size_t num
 MTPLX_API int32_t mtplx_draw_candidates(const double *scores, int32_t count, const int32_t *token_ids, uint64_t seed,
                                         uint32_t position, uint32_t choice, int32_t *places, uint64_t *bits);
 
+// The same of scores (logit - largest logit) / temperature, in float64, for temperatures of 0.001 to 1000; also writes
+// the scores of those places. Returns 0 if one of the logits [count] is NaN or the largest isn't finite.
+MTPLX_API int32_t mtplx_draw_candidates_of_logits(const float *logits, int32_t count, double temperature,
+                                                  const int32_t *token_ids, uint64_t seed, uint32_t position,
+                                                  uint32_t choice, int32_t *places, uint64_t *bits, double *scores);
+
 #ifdef __cplusplus
 }
 #endif

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "argmax.h"
 #include "mtplx_native.h"
 #include "simd.h"
 
@@ -111,13 +112,31 @@ private:
     double bar_ = LEAST_BEST;
 };
 
+// Scores as they are given, and those that logits come to.
+struct GivenScores {
+    const double *scores;
+
+    double at(int32_t place) const { return scores[place]; }
+    Floats about(int32_t place) const { return load(scores + place); }  // of LANES places
+};
+
+struct LogitScores {
+    const float *logits;
+    float largest;
+    double temperature;
+
+    double at(int32_t place) const { return (double(logits[place]) - double(largest)) / temperature; }
+    Floats about(int32_t place) const { return (load(logits + place) - splat(largest)) * splat(float(1 / temperature)); }
+};
+
 // Places [first, end), a multiple of LANES of them.
-void consider_chunk(const Key &key, const double *scores, const int32_t *token_ids, int32_t first, int32_t end,
+template <class Scores>
+void consider_chunk(const Key &key, const Scores &scores, const int32_t *token_ids, int32_t first, int32_t end,
                     Candidates &candidates) {
     alignas(64) float bounds[CHUNK];
     Floats top = splat(-HUGE_VALF);
     for (int32_t place = first; place < end; place += LANES) {
-        const Floats score = load(scores + place);
+        const Floats score = scores.about(place);
         store(bounds + place - first, score);
         top = larger(top, score);
     }
@@ -132,7 +151,18 @@ void consider_chunk(const Key &key, const double *scores, const int32_t *token_i
     if (largest_of(top) < candidates.bar()) return;
     for (int32_t place = first; place < end; place++)
         if (bounds[place - first] >= candidates.bar())
-            candidates.consider(place, id_at(token_ids, place), scores[place]);
+            candidates.consider(place, id_at(token_ids, place), scores.at(place));
+}
+
+template <class Scores>
+void consider_all(const Key &key, const Scores &scores, int32_t count, const int32_t *token_ids,
+                  Candidates &candidates) {
+    const int32_t whole = count / LANES * LANES;
+    for (int32_t first = 0; first < whole; first += CHUNK)
+        consider_chunk(key, scores, token_ids, first, std::min(first + CHUNK, whole), candidates);
+    for (int32_t place = whole; place < count; place++)
+        if (scores.at(place) + MOST_NOISE >= candidates.bar())
+            candidates.consider(place, id_at(token_ids, place), scores.at(place));
 }
 
 }  // namespace
@@ -144,11 +174,22 @@ extern "C" int32_t mtplx_draw_candidates(const double *scores, int32_t count, co
     using namespace mtplx;
     const Key key = {seed, position, choice};
     Candidates candidates(key, places, bits);
-    const int32_t whole = count / LANES * LANES;
-    for (int32_t first = 0; first < whole; first += CHUNK)
-        consider_chunk(key, scores, token_ids, first, std::min(first + CHUNK, whole), candidates);
-    for (int32_t place = whole; place < count; place++)
-        if (scores[place] + MOST_NOISE >= candidates.bar())
-            candidates.consider(place, id_at(token_ids, place), scores[place]);
+    consider_all(key, GivenScores{scores}, count, token_ids, candidates);
+    return candidates.count();
+}
+
+extern "C" int32_t mtplx_draw_candidates_of_logits(const float *logits, int32_t count, double temperature,
+                                                   const int32_t *token_ids, uint64_t seed, uint32_t position,
+                                                   uint32_t choice, int32_t *places, uint64_t *bits, double *scores) {
+    using namespace mtplx;
+    Largest largest;
+    for (int32_t first = 0; first < count; first += CHUNK)
+        largest.see(logits + first, first, std::min(CHUNK, count - first));
+    if (largest.index() < 0) return 0;
+    const LogitScores found = {logits, logits[largest.index()], temperature};
+    const Key key = {seed, position, choice};
+    Candidates candidates(key, places, bits);
+    consider_all(key, found, count, token_ids, candidates);
+    for (int32_t i = 0; i < candidates.count(); i++) scores[i] = found.at(places[i]);
     return candidates.count();
 }
