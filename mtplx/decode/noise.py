@@ -66,7 +66,8 @@ def uniform_bits(token_ids_S: npt.NDArray[np.integer], key: NoiseKey) -> npt.NDA
     first, last = int(token_ids_S[0]), int(token_ids_S[-1])
     if (last - first) // 2 >= len(token_ids_S):
         bits_2S = _bits_of_pairs((token_ids_S // 2).astype(np.uint64), key)
-        return bits_2S[token_ids_S % 2, np.arange(len(token_ids_S))]
+        found: npt.NDArray[np.uint64] = bits_2S[token_ids_S % 2, np.arange(len(token_ids_S))]
+        return found
     # Dense ids: one counter serves both ids of a pair.
     bits = _bits_between(first, last, key)
     return bits if len(bits) == len(token_ids_S) else bits[token_ids_S - first]
