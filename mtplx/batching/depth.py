@@ -19,12 +19,14 @@ _LEAST_COST = 0.05  # of a step, that a probe is taken to cost: so probes stay r
 _LEAST_GAIN = 0.2  # and that drafts are taken to gain where steps go without: so these stay rare where it is little
 _FIRST_COST = 0.5  # of a step, that each of the first probe's may cost: it need not be saved up
 _RUN = 6  # steps of a probe that goes from no drafts to some, or back: the first few find the others' caches
-_CHANGE = 5  # steps behind a change that are not heard
+_CHANGE = 3  # steps behind a change that are not heard
 _HORIZON = 64  # steps in which they must save what it takes to build the head's cache up to where they begin
 _MOST_REST = 15  # steps with the same depths for the same rows before they are thought over again,
 _MOST_REST_DRAFTING = 12  # where there are drafts divided by the rows: of many there is soon something to learn
 _SETTLED = 8  # steps of a kind in a row; from then on
 _HEARD = 4  # one of so many corrects the costs
+_LOOKED_AHEAD = 2  # drafts of each row, when it is asked whether there will be any
+_NOBODY = -1  # a seq_id of which nothing is known
 _FADING = 6  # steps for which what is known of positions without drafts fades at once
 
 
@@ -44,9 +46,8 @@ class DraftRow:
 class DepthPolicy(Protocol):
     """Decides depths, and hears what came of them. Deterministic in what it has heard."""
 
-    @property
-    def expects_drafts(self) -> bool:
-        """Whether a sequence that still prefills will probably draft, so that its head may as well be built now."""
+    def expects_drafts(self, num_rows: int) -> bool:
+        """Whether there will be drafts once so many sequences decode, so that their heads may as well be built now."""
         ...
 
     @property
@@ -67,11 +68,11 @@ class DepthPolicy(Protocol):
         """Depths for a step of these sequences alone that nothing speaks against; None says to ask `choose`."""
         ...
 
-    def choose(self, rows: Seq[DraftRow], num_other_tokens: int) -> list[int]:
-        """A depth for each row, at most its limit; `num_other_tokens` of the step are prompts."""
+    def choose(self, rows: Seq[DraftRow], num_joining: int) -> list[int]:
+        """A depth for each row, at most its limit; so many other sequences compute their prompts meanwhile."""
         ...
 
-    def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int) -> list[int]:
+    def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int]) -> list[int]:
         """Depths for the same rows when all drafts are made, and perhaps more than were asked for; none gets less."""
         ...
 
@@ -102,8 +103,7 @@ class FixedDepth:
     def max_depth(self) -> int:
         return self._depth
 
-    @property
-    def expects_drafts(self) -> bool:
+    def expects_drafts(self, num_rows: int) -> bool:
         return self._depth > 0
 
     def survivals(self, seq_id: int, limit: int) -> list[float]:
@@ -112,10 +112,10 @@ class FixedDepth:
     def kept(self, seq_ids: Seq[int]) -> Seq[int] | None:
         return [self._depth] * len(seq_ids)
 
-    def choose(self, rows: Seq[DraftRow], num_other_tokens: int) -> list[int]:
+    def choose(self, rows: Seq[DraftRow], num_joining: int) -> list[int]:
         return [min(self._depth, len(row.made) or row.limit) for row in rows]
 
-    def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int) -> list[int]:
+    def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int]) -> list[int]:
         return [max(depth, min(self._depth, len(row))) for row, depth in zip(rows, depths, strict=True)]
 
     def why_none(self) -> str:
@@ -177,8 +177,10 @@ class AdaptiveDepth:
         self._is_asked = self._was_asked = False  # the head, for this step and the one before
         self._num_alike = 0  # steps before this one that were of its kind
         self._chose_drafts = True
+        self._has_joining = False  # whether somebody's prompt is computed in this step, which is of no kind then
         self._is_probe = False  # whether this step has other depths than were best
         self._is_trial = False
+        self._expected: dict[int, bool] = {}  # drafts, by the number of rows, as far as anybody asked since it learned
         self._depths: dict[int, int] = {}  # by seq_id, as they were last thought over,
         self._num_rested = self._rest = 0  # the steps since, and those until they are thought over again
         self._num_unfaded = 0  # steps for which nothing has faded yet
@@ -195,9 +197,11 @@ class AdaptiveDepth:
     def num_probes(self) -> int:
         return self._num_probes
 
-    @property
-    def expects_drafts(self) -> bool:
-        return self._chose_drafts
+    def expects_drafts(self, num_rows: int) -> bool:
+        if num_rows not in self._expected:
+            rows = [self._book.survivals(_NOBODY, _LOOKED_AHEAD)] * num_rows
+            self._expected[num_rows] = any(choose_depths(rows, self._costs))
+        return self._expected[num_rows]
 
     def survivals(self, seq_id: int, limit: int) -> list[float]:
         self._learn()
@@ -210,31 +214,42 @@ class AdaptiveDepth:
         self._num_rested += 1
         return list(self._depths.values())
 
-    def choose(self, rows: Seq[DraftRow], num_other_tokens: int) -> list[int]:
-        self._begin_step()
+    def choose(self, rows: Seq[DraftRow], num_joining: int) -> list[int]:
+        """Beside prompts depths are those that are best without them, or none if there will be none with the joiners.
+
+        What a draft gains is worth what it is in the steps around, and a head's cache is dear to build.
+        """
+        if num_joining:
+            self._has_joining = True
+        else:
+            self._begin_step()
         if not rows:
             return []
-        if self._rests(rows, num_other_tokens):
-            return [0 if num_other_tokens else min(self._depths[row.seq_id], row.limit) for row in rows]
         self._learn()
-        row_survivals = [row.made or self._book.survivals(row.seq_id, row.limit) for row in rows]
-        depths = choose_depths(row_survivals, self._costs, num_other_tokens, [bool(row.made) for row in rows])
-        if any(depths) and not self._pays_to_begin(rows, row_survivals, depths, num_other_tokens):
+        may_ask = not num_joining or self.expects_drafts(len(rows) + num_joining)
+        if self._rests(rows):
+            self._num_rested += 1
+            return [min(self._depths[row.seq_id], row.limit) if may_ask else 0 for row in rows]
+        row_survivals = [row.made or (self._book.survivals(row.seq_id, row.limit) if may_ask else ()) for row in rows]
+        depths = choose_depths(row_survivals, self._costs, [bool(row.made) for row in rows])
+        if any(depths) and not self._pays_to_begin(rows, row_survivals, depths):
             depths = [0] * len(rows)
+        if num_joining:
+            return depths
         asked = [depth for row, depth in zip(rows, depths, strict=True) if not row.made]
-        if asked and not num_other_tokens:
+        if asked:
             self._chose_drafts = any(asked)
         self._fade(rows, depths)
-        self._save((1 + self._num_rested) * self._seconds_of(rows, depths, num_other_tokens))
+        self._save((1 + self._num_rested) * self._seconds_of(rows, depths))
         self._keep({row.seq_id: 0 if row.made else depth for row, depth in zip(rows, depths, strict=True)})
-        if any(depths) and self._tries_none(rows, row_survivals, depths, num_other_tokens):
+        if any(depths) and self._tries_none(rows, row_survivals, depths):
             self._is_probe = self._is_trial = True
             return [0] * len(rows)
-        return self._probed(rows, row_survivals, depths, num_other_tokens)
+        return self._probed(rows, row_survivals, depths)
 
-    def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int) -> list[int]:
+    def lengthen(self, rows: Seq[Seq[float]], depths: Seq[int]) -> list[int]:
         made = Costs(self._costs.after_draft or self._costs.step, DraftCost())
-        best = choose_depths(rows, made, num_other_tokens, [True] * len(rows))
+        best = choose_depths(rows, made, [True] * len(rows))
         return [max(pair) for pair in zip(depths, best, strict=True)]
 
     def why_none(self) -> str:
@@ -247,12 +262,14 @@ class AdaptiveDepth:
 
     def stepped(self, num_tokens: int, seconds: float) -> None:
         self._num_alike = self._num_alike + 1 if self._is_asked == self._was_asked else 0
-        if self._num_alike >= _CHANGE and not self._is_settled:
+        if self._is_heard:
             self._stepped.append((num_tokens, seconds, self._is_asked))
 
     def drafted(self, num_levels: int, num_tokens: int, seconds: float) -> None:
+        if self._has_joining:
+            return
         self._is_asked = True
-        if not (self._was_asked and self._is_settled):
+        if self._was_asked:
             self._drafted.append((num_levels, num_tokens, seconds))
 
     def forget(self, seq_id: int) -> None:
@@ -272,33 +289,26 @@ class AdaptiveDepth:
             self._costs = self._costs.draft_corrected(num_levels, num_tokens, seconds)
         for num_tokens, seconds, is_after_draft in self._stepped:
             self._costs = self._costs.corrected(num_tokens, seconds, is_after_draft=is_after_draft)
+        if self._verified or self._stepped:
+            self._expected = {}
         self._verified, self._drafted, self._stepped = [], [], []
 
-    def _rests(self, rows: Seq[DraftRow], num_other_tokens: int) -> bool:
-        """Whether a step has what was best for the same rows a few steps ago: to think takes time too.
-
-        Beside a prompt a few drafts cost little, but where there are none otherwise the head's own cache is to be built
-        first. So a step with a prompt has none then.
-        """
-        if any(row.made for row in rows):
-            return False
-        if not (num_other_tokens or self._is_rest_of([row.seq_id for row in rows])):
-            return False
-        if num_other_tokens and self._chose_drafts:
-            return False
-        self._num_rested += 1
-        return True
+    def _rests(self, rows: Seq[DraftRow]) -> bool:
+        """Whether a step has what was best for the same rows a few steps ago: to think takes time too."""
+        return not any(row.made for row in rows) and self._is_rest_of([row.seq_id for row in rows])
 
     def _is_rest_of(self, seq_ids: Seq[int]) -> bool:
         is_probing = self._more.num_left or self._none.num_left
         return self._num_rested < self._rest and not is_probing and list(self._depths) == seq_ids
 
     @property
-    def _is_settled(self) -> bool:
-        """Whether so many steps were alike that of this one nobody need hear."""
-        return self._num_alike > _SETTLED and self._num_alike % _HEARD > 0 and not self._is_probe
+    def _is_heard(self) -> bool:
+        """Whether the costs hear of this step: not right after a change, and of many that were alike of one in a few."""
+        is_one_of_many = self._num_alike > _SETTLED and self._num_alike % _HEARD > 0
+        return self._num_alike >= _CHANGE and (self._is_probe or not is_one_of_many)
 
     def _begin_step(self) -> None:
+        self._has_joining = False
         self._was_asked, self._is_asked = self._is_asked, False
         self._is_probe = self._is_trial = False
 
@@ -307,14 +317,12 @@ class AdaptiveDepth:
         self._rest = min(most, 2 * self._rest + 1) if depths == self._depths else 0
         self._depths, self._num_rested = depths, 0
 
-    def _pays_to_begin(
-        self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int
-    ) -> bool:
+    def _pays_to_begin(self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int]) -> bool:
         """Whether these depths soon save what it takes to build the head's cache, where there were no drafts before."""
         if any(row.made or self._depths.get(row.seq_id, 1) for row in rows):
             return True
-        plain_s = emitted_of(depths, row_survivals) * self._costs.step.of(len(rows) + num_other_tokens) / len(rows)
-        saved_s = plain_s - seconds_of(depths, self._costs, num_other_tokens)
+        plain_s = emitted_of(depths, row_survivals) * self._costs.step.of(len(rows)) / len(rows)
+        saved_s = plain_s - seconds_of(depths, self._costs)
         num_unprimed = sum(row.num_unprimed - 1 for row, depth in zip(rows, depths, strict=True) if depth)
         return _HORIZON * saved_s >= self._costs.draft.per_token_s * num_unprimed
 
@@ -333,19 +341,15 @@ class AdaptiveDepth:
                 self._book.fade(row.seq_id, num_asked, self._num_unfaded)
         self._num_unfaded = 0
 
-    def _tries_none(
-        self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int], num_other_tokens: int
-    ) -> bool:
+    def _tries_none(self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int]) -> bool:
         """Whether this step goes without drafts that are chosen; drafts that are made are never thrown away."""
-        step_s = self._costs.step.of(len(rows) + num_other_tokens)
+        step_s = self._costs.step.of(len(rows))
         if not self._none.can_pay(_LEAST_GAIN * step_s, _RUN) or any(row.made for row in rows):
             return False
-        gain_s = step_s - len(rows) / rate_of(depths, row_survivals, self._costs, num_other_tokens)
+        gain_s = step_s - len(rows) / rate_of(depths, row_survivals, self._costs)
         return self._none.is_due(max(gain_s, _LEAST_GAIN * step_s), _RUN)
 
-    def _probed(
-        self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: list[int], num_other_tokens: int
-    ) -> list[int]:
+    def _probed(self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: list[int]) -> list[int]:
         """The depths, some of them one draft more if a probe is due.
 
         Among drafts it is one row in one step. Where there are none it is all rows, in a run of steps: what they cost
@@ -354,7 +358,7 @@ class AdaptiveDepth:
         if any(depths):
             self._more.num_left = 0
         num_steps = 1 if any(depths) else _RUN
-        step_s = self._costs.step.of(len(rows) + num_other_tokens)
+        step_s = self._costs.step.of(len(rows))
         if self._book.is_empty:
             self._more.saved_s = max(self._more.saved_s, _RUN * _FIRST_COST * step_s)
         least_s = _LEAST_COST * step_s
@@ -365,8 +369,8 @@ class AdaptiveDepth:
             open_rows = [min(open_rows, key=lambda index: (self._probed_at.get(rows[index].seq_id, 0), index))]
         deeper = [depth + (index in open_rows) for index, depth in enumerate(depths)]
         worth = emitted_of(deeper, row_survivals) / emitted_of(depths, row_survivals)
-        lost_s = self._seconds_of(rows, deeper, num_other_tokens)
-        lost_s -= worth * self._seconds_of(rows, depths, num_other_tokens)
+        lost_s = self._seconds_of(rows, deeper)
+        lost_s -= worth * self._seconds_of(rows, depths)
         is_new = self._more.num_left == 0
         if not self._more.is_due(max(lost_s, least_s), num_steps):
             return depths
@@ -375,9 +379,9 @@ class AdaptiveDepth:
         self._probed_at |= {rows[index].seq_id: self._num_probes for index in open_rows}
         return deeper
 
-    def _seconds_of(self, rows: Seq[DraftRow], depths: Seq[int], num_other_tokens: int) -> float:
+    def _seconds_of(self, rows: Seq[DraftRow], depths: Seq[int]) -> float:
         """Seconds of a step of these depths with what the head must build first."""
         asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
-        step_s = self._costs.step_s(len(rows) + num_other_tokens, sum(depths), is_after_draft=any(asked))
+        step_s = self._costs.step_s(len(rows), sum(depths), is_after_draft=any(asked))
         num_built = sum(row.num_unprimed - 1 for row, depth in zip(rows, asked, strict=True) if depth)
         return step_s + self._costs.draft.of(max(asked), sum(asked) + num_built)

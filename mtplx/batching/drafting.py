@@ -72,7 +72,6 @@ class Speculator:
         decoding: Seq[Sequence],
         prefilling: Seq[Sequence] = (),
         *,
-        num_prefill_tokens: int = 0,
         max_drafts: int | None = None,
     ) -> None:
         """Sets the drafts of sequences that will decode in this step, up to `max_drafts` in all.
@@ -92,7 +91,7 @@ class Speculator:
         self._forget_gone(table)
         rows = [self._row(sequence, self._forced.get(sequence.seq_id, ()), head) for sequence in decoding]
         self._has_room = any(row.limit for row in rows)
-        depths = self.policy.choose(rows, num_prefill_tokens)
+        depths = self.policy.choose(rows, len(prefilling))
         for sequence, row, depth in zip(decoding, rows, depths, strict=True):
             if row.made:
                 table.propose(sequence, sequence.forced_ids[: min(depth, budget)])
@@ -129,7 +128,7 @@ class Speculator:
             if slots:
                 requests.append(_request(table, sequence, slots, depth))
                 budget -= requests[-1].depth
-        if self.policy.expects_drafts:
+        if prefilling and self.policy.expects_drafts(len(decoding) + len(prefilling)):
             behind = [sequence for sequence in prefilling if num_unprimed(sequence)]
             requests += [_request(table, sequence, slots) for sequence in behind if (slots := work.take(sequence))]
         drafts = head(requests) if requests else None

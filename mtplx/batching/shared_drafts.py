@@ -64,7 +64,6 @@ class SharedSpeculator(Speculator):
         decoding: Seq[Sequence],
         prefilling: Seq[Sequence] = (),
         *,
-        num_prefill_tokens: int = 0,
         max_drafts: int | None = None,
     ) -> None:
         """As `Speculator.draft`, with drafts also where there is no head. All who run must be members of cohorts."""
@@ -76,7 +75,7 @@ class SharedSpeculator(Speculator):
         self._num_resting = max(0, self._num_resting - 1)
         rows = [self._row(sequence, offer.survivals, head) for sequence, offer in zip(decoding, offers, strict=True)]
         self._has_room = any(row.limit for row in rows)
-        depths = self.policy.choose(rows, num_prefill_tokens)
+        depths = self.policy.choose(rows, len(prefilling))
         asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
         if head is not None:
             budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
@@ -89,7 +88,7 @@ class SharedSpeculator(Speculator):
         ]
         depths = [min(depth, len(draft.token_ids)) for depth, draft in zip(depths, drafts, strict=True)]
         if any(draft.num_head and draft.run for draft in drafts):
-            depths = self.policy.lengthen([draft.survivals for draft in drafts], depths, num_prefill_tokens)
+            depths = self.policy.lengthen([draft.survivals for draft in drafts], depths)
         self._propose(table, decoding, drafts, depths, max_drafts)
         self._rest(has_runs=any(row.made for row in rows), has_drafts=any(each.draft_ids for each in decoding))
 

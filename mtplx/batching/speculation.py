@@ -210,34 +210,32 @@ class Costs:
         return Costs(self.step, draft, self.after_draft, self.is_cached)
 
 
-def choose_depths(
-    row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0, are_made: Seq[bool] = ()
-) -> list[int]:
+def choose_depths(row_survivals: Seq[Seq[float]], costs: Costs, are_made: Seq[bool] = ()) -> list[int]:
     """Returns for each row the number of drafts with which the most tokens a second are emitted; fewer on a tie.
 
     A row of n drafts costs 1 + n tokens of the step and emits 1 + the sum of its drafts' survivals; a row's list of
     survivals ends at its limit. `are_made` says of which rows the drafts are there already, so that nothing is to be
-    paid for making them. The step also computes `num_other_tokens` that emit nothing, such as prompts. For each
+    paid for making them. For each
     greatest depth the candidates are taken in order of survival, and every count of them is tried, since the cost of a
     step has stairs: this is the best of all choices, not only of those on the way. With rows of both kinds that holds
     but for the order, in which the small cost of making one draft doesn't count.
 
         one row, survivals 0.9 0.81, step 10 + n, drafting free: 2.71 / 13 > 1.9 / 12 > 1 / 11, so [2]
     """
-    num_rows, base = len(row_survivals), len(row_survivals) + num_other_tokens
+    num_rows = len(row_survivals)
     made = frozenset(row for row, is_made in enumerate(are_made) if is_made)
     deepest = max((len(survival) for row, survival in enumerate(row_survivals) if row not in made), default=0)
     ranked = _ranked(row_survivals)
-    best_rate, best = num_rows / costs.step.of(base), (0, 0)
+    best_rate, best = num_rows / costs.step.of(num_rows), (0, 0)
     if not ranked:
         return [0] * num_rows
-    with_head_s = costs.steps_s(base, len(ranked), is_after_draft=True)
+    with_head_s = costs.steps_s(num_rows, len(ranked), is_after_draft=True)
     if not (made or _can_pay(ranked, num_rows, with_head_s, costs.draft, best_rate)):
         return [0] * num_rows
     for max_depth in range(0 if made else 1, deepest + 1):
         if max_depth and _emitted_from(max_depth, row_survivals) <= best_rate * costs.draft.per_level_s:
             break  # all drafts of this depth and those behind them are not worth one level more
-        steps_s = with_head_s if max_depth else costs.steps_s(base, len(ranked), is_after_draft=False)
+        steps_s = with_head_s if max_depth else costs.steps_s(num_rows, len(ranked), is_after_draft=False)
         emitted, count, drafting_s = float(num_rows), 0, costs.draft.per_level_s * max_depth
         is_new = max_depth == 0  # other choices were tried with a lesser greatest depth
         for minus_survival, depth, row in ranked:
@@ -257,9 +255,9 @@ def choose_depths(
     return depths
 
 
-def rate_of(depths: Seq[int], row_survivals: Seq[Seq[float]], costs: Costs, num_other_tokens: int = 0) -> float:
+def rate_of(depths: Seq[int], row_survivals: Seq[Seq[float]], costs: Costs) -> float:
     """Emitted tokens a second that these depths promise, if the head makes the drafts."""
-    return emitted_of(depths, row_survivals) / seconds_of(depths, costs, num_other_tokens)
+    return emitted_of(depths, row_survivals) / seconds_of(depths, costs)
 
 
 def emitted_of(depths: Seq[int], row_survivals: Seq[Seq[float]]) -> float:
@@ -267,9 +265,9 @@ def emitted_of(depths: Seq[int], row_survivals: Seq[Seq[float]]) -> float:
     return len(depths) + sum(sum(survival[:depth]) for depth, survival in zip(depths, row_survivals, strict=True))
 
 
-def seconds_of(depths: Seq[int], costs: Costs, num_other_tokens: int = 0) -> float:
+def seconds_of(depths: Seq[int], costs: Costs) -> float:
     """Seconds of a step of these depths, if the head makes the drafts, its own time included."""
-    step_s = costs.step_s(len(depths) + num_other_tokens, sum(depths), is_after_draft=any(depths))
+    step_s = costs.step_s(len(depths), sum(depths), is_after_draft=any(depths))
     return step_s + costs.draft.of(max(depths, default=0), sum(depths))
 
 

@@ -58,7 +58,6 @@ class Cooperative:
                 head,
                 decoding,
                 phases.prefilling,
-                num_prefill_tokens=split.num_prefill_tokens,
                 max_drafts=max(0, self._budget - len(decoding) - split.num_prefill_tokens),
             )
         rows = [self.table.row(sequence, 1 + len(sequence.draft_ids)) for sequence in decoding]

@@ -49,13 +49,7 @@ class MtpBatch:
         """Drafts for all that decode, then their rows and the chunks of prompts."""
         shares = share_out_short_first(self.table.prefix.without_twins(phases.prefilling), self._chunk_tokens)
         if self.speculator:
-            self.speculator.draft(
-                self.table,
-                head,
-                phases.decoding,
-                phases.prefilling,
-                num_prefill_tokens=sum(share.num_tokens for share in shares),
-            )
+            self.speculator.draft(self.table, head, phases.decoding, phases.prefilling)
         rows = [self.table.row(sequence, 1 + len(sequence.draft_ids)) for sequence in phases.decoding]
         rows += [self.table.row(share.sequence, share.num_tokens) for share in shares]
         return StepPlan(tuple(rows))

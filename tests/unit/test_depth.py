@@ -192,9 +192,24 @@ def test_a_prompt_in_the_step_is_no_reason_to_draft_where_drafts_do_not_pay() ->
     for _ in range(300):
         policy.verified(0, 8, 8)
     assert policy.choose([row], 0) == [0]
-    assert not policy.expects_drafts
-    assert policy.choose([row], 64) == [0], "one draft more would cost little there, its head's cache would not"
-    assert policy.choose([DraftRow(0, 8, 1, made=(1.0, 1.0))], 64) == [2]
+    assert not policy.expects_drafts(1)
+    assert policy.choose([row], 1) == [0], "one draft more would cost little there, its head's cache would not"
+    assert AdaptiveDepth(CHEAP).choose([DraftRow(0, 8, 1, made=(1.0, 1.0))], 1) == [2]
+
+
+def test_who_decodes_beside_prompts_drafts_if_there_will_be_drafts_when_all_decode() -> None:
+    """A machine on which one row's drafts pay and those of sixteen don't."""
+    costs = Costs(
+        CostTable((*(1.0 + 0.05 * n for n in range(4)), *(1.0 + 1.0 * n for n in range(60)))), DraftCost(0.05)
+    )
+    policy, row = AdaptiveDepth(costs), DraftRow(0, 8, 1)
+    for _ in range(300):
+        policy.verified(0, 8, 6)
+    assert policy.choose([row], 0)[0] > 0
+    assert (policy.expects_drafts(1), policy.expects_drafts(16)) == (True, False)
+    assert policy.choose([row], 1)[0] > 0
+    assert policy.choose([row], 15) == [0]
+    assert policy.choose([DraftRow(0, 8, 1, made=(0.9, 0.8))], 15) == [2], "what is made is no work of the head's"
 
 
 def test_a_long_prompt_that_the_head_has_not_seen_must_be_earned() -> None:
@@ -222,6 +237,6 @@ def test_a_step_that_goes_without_drafts_for_the_sake_of_its_cost_says_so() -> N
 def test_a_prompt_in_the_step_repeats_no_depths_that_were_chosen_beside_drafts_that_are_made() -> None:
     policy = AdaptiveDepth(DEAR)
     policy.choose([DraftRow(0, 8, 1), DraftRow(1, 8, 1)], 0)
-    assert not policy.expects_drafts
-    policy.choose([DraftRow(0, 8, 1, made=(1.0, 1.0)), DraftRow(1, 8, 1)], 64)
-    assert policy.choose([DraftRow(0, 8, 1), DraftRow(1, 8, 1)], 64) == [0, 0]
+    assert not policy.expects_drafts(1)
+    policy.choose([DraftRow(0, 8, 1, made=(1.0, 1.0)), DraftRow(1, 8, 1)], 1)
+    assert policy.choose([DraftRow(0, 8, 1), DraftRow(1, 8, 1)], 1) == [0, 0]

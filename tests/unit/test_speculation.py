@@ -45,20 +45,20 @@ def tables() -> st.SearchStrategy[Costs]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(rows(), tables(), st.integers(0, 6))
-def test_no_other_depths_promise_more(row_survivals: Survivals, costs: Costs, num_other: int) -> None:
+@given(rows(), tables())
+def test_no_other_depths_promise_more(row_survivals: Survivals, costs: Costs) -> None:
     """Exhaustive search over every vector of depths, with the cost of each level and each draft."""
-    chosen = choose_depths(row_survivals, costs, num_other)
+    chosen = choose_depths(row_survivals, costs)
     vectors = itertools.product(*(range(len(survival) + 1) for survival in row_survivals))
-    best = max(rate_of(vector, row_survivals, costs, num_other) for vector in vectors)
-    assert rate_of(chosen, row_survivals, costs, num_other) == pytest.approx(best, rel=1e-9)
+    best = max(rate_of(vector, row_survivals, costs) for vector in vectors)
+    assert rate_of(chosen, row_survivals, costs) == pytest.approx(best, rel=1e-9)
     assert all(depth <= len(survival) for depth, survival in zip(chosen, row_survivals, strict=True))
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows(), tables(), st.integers(0, 6), st.data())
+@given(rows(), tables(), st.data())
 def test_drafts_that_are_made_cost_their_place_alone(
-    row_survivals: Survivals, costs: Costs, num_other: int, data: st.DataObject
+    row_survivals: Survivals, costs: Costs, data: st.DataObject
 ) -> None:
     """Exhaustive again: the levels that are paid are those of the rows whose drafts the head would make."""
     costs = replace(costs, draft=replace(costs.draft, per_token_s=0.0))
@@ -68,9 +68,9 @@ def test_drafts_that_are_made_cost_their_place_alone(
         pairs = zip(depths, row_survivals, strict=True)
         emitted = len(depths) + sum(sum(survival[:depth]) for depth, survival in pairs)
         levels = max((depth for depth, is_made in zip(depths, are_made, strict=True) if not is_made), default=0)
-        return emitted / (costs.step.of(len(depths) + num_other + sum(depths)) + costs.draft.of(levels, 0))
+        return emitted / (costs.step.of(len(depths) + sum(depths)) + costs.draft.of(levels, 0))
 
-    chosen = choose_depths(row_survivals, costs, num_other, are_made)
+    chosen = choose_depths(row_survivals, costs, are_made)
     vectors = itertools.product(*(range(len(survival) + 1) for survival in row_survivals))
     assert rate(chosen) == pytest.approx(max(map(rate, vectors)), rel=1e-9)
 
