@@ -303,7 +303,7 @@ class AdaptiveDepth:
 
     @property
     def _is_heard(self) -> bool:
-        """Whether the costs hear of this step: not right after a change, and of many that were alike of one in a few."""
+        """Whether the costs hear of this step: not right after a change, and of many alike of one in a few."""
         is_one_of_many = self._num_alike > _SETTLED and self._num_alike % _HEARD > 0
         return self._num_alike >= _CHANGE and (self._is_probe or not is_one_of_many)
 
