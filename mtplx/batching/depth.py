@@ -176,7 +176,6 @@ class AdaptiveDepth:
         self._num_probes = 0
         self._is_asked = self._was_asked = False  # the head, for this step and the one before
         self._num_alike = 0  # steps before this one that were of its kind
-        self._chose_drafts = True
         self._has_joining = False  # whether somebody's prompt is computed in this step, which is of no kind then
         self._is_probe = False  # whether this step has other depths than were best
         self._is_trial = False
@@ -225,20 +224,17 @@ class AdaptiveDepth:
             self._begin_step()
         if not rows:
             return []
-        self._learn()
         may_ask = not num_joining or self.expects_drafts(len(rows) + num_joining)
         if self._rests(rows):
             self._num_rested += 1
             return [min(self._depths[row.seq_id], row.limit) if may_ask else 0 for row in rows]
+        self._learn()
         row_survivals = [row.made or (self._book.survivals(row.seq_id, row.limit) if may_ask else ()) for row in rows]
         depths = choose_depths(row_survivals, self._costs, [bool(row.made) for row in rows])
         if any(depths) and not self._pays_to_begin(rows, row_survivals, depths):
             depths = [0] * len(rows)
         if num_joining:
             return depths
-        asked = [depth for row, depth in zip(rows, depths, strict=True) if not row.made]
-        if asked:
-            self._chose_drafts = any(asked)
         self._fade(rows, depths)
         self._save((1 + self._num_rested) * self._seconds_of(rows, depths))
         self._keep({row.seq_id: 0 if row.made else depth for row, depth in zip(rows, depths, strict=True)})
