@@ -25,6 +25,7 @@ _MOST_REST = 15  # steps with the same depths for the same rows before they are 
 _MOST_REST_DRAFTING = 12  # where there are drafts divided by the rows: of many there is soon something to learn
 _SETTLED = 8  # steps of a kind in a row; from then on
 _HEARD = 4  # one of so many corrects the costs
+_MOST_UNLEARNED = 64  # steps that were heard
 _LOOKED_AHEAD = 2  # drafts of each row, when it is asked whether there will be any
 _NOBODY = -1  # a seq_id of which nothing is known
 _FADING = 6  # steps for which what is known of positions without drafts fades at once
@@ -119,7 +120,7 @@ class FixedDepth:
         return [max(depth, min(self._depth, len(row))) for row, depth in zip(rows, depths, strict=True)]
 
     def why_none(self) -> str:
-        return "the draft depth is set to 0"
+        return "the draft depth is set to 0" if self._depth == 0 else "there was no place for drafts in the step"
 
     def verified(self, seq_id: int, num_drafts: int, num_accepted: int) -> None:
         self._book.verified(seq_id, num_drafts, num_accepted)
@@ -219,7 +220,7 @@ class AdaptiveDepth:
         What a draft gains is worth what it is in the steps around, and a head's cache is dear to build.
         """
         if num_joining:
-            self._has_joining = True
+            self._has_joining, self._is_probe, self._is_trial = True, False, False
         else:
             self._begin_step()
         if not rows:
@@ -237,7 +238,7 @@ class AdaptiveDepth:
             return depths
         self._fade(rows, depths)
         self._save((1 + self._num_rested) * self._seconds_of(rows, depths))
-        self._keep({row.seq_id: 0 if row.made else depth for row, depth in zip(rows, depths, strict=True)})
+        self._keep({row.seq_id: depth for row, depth in zip(rows, depths, strict=True) if not row.made})
         if any(depths) and self._tries_none(rows, row_survivals, depths):
             self._is_probe = self._is_trial = True
             return [0] * len(rows)
@@ -260,6 +261,8 @@ class AdaptiveDepth:
         self._num_alike = self._num_alike + 1 if self._is_asked == self._was_asked else 0
         if self._is_heard:
             self._stepped.append((num_tokens, seconds, self._is_asked))
+            if len(self._stepped) >= _MOST_UNLEARNED:  # nobody has asked for depths since
+                self._learn()
 
     def drafted(self, num_levels: int, num_tokens: int, seconds: float) -> None:
         if self._has_joining:
@@ -309,13 +312,14 @@ class AdaptiveDepth:
         self._is_probe = self._is_trial = False
 
     def _keep(self, depths: dict[int, int]) -> None:
+        """Of rows whose drafts are made there is nothing to keep, so a step with any of them is never kept."""
         most = _MOST_REST_DRAFTING // len(depths) if any(depths.values()) else _MOST_REST
         self._rest = min(most, 2 * self._rest + 1) if depths == self._depths else 0
         self._depths, self._num_rested = depths, 0
 
     def _pays_to_begin(self, rows: Seq[DraftRow], row_survivals: Seq[Seq[float]], depths: Seq[int]) -> bool:
         """Whether these depths soon save what it takes to build the head's cache, where there were no drafts before."""
-        if any(row.made or self._depths.get(row.seq_id, 1) for row in rows):
+        if any(row.made or self._depths.get(row.seq_id) for row in rows):
             return True
         plain_s = emitted_of(depths, row_survivals) * self._costs.step.of(len(rows)) / len(rows)
         saved_s = plain_s - seconds_of(depths, self._costs)
@@ -355,7 +359,7 @@ class AdaptiveDepth:
             self._more.num_left = 0
         num_steps = 1 if any(depths) else _RUN
         step_s = self._costs.step.of(len(rows))
-        if self._book.is_empty:
+        if self._num_probes == 0 and self._book.is_empty:
             self._more.saved_s = max(self._more.saved_s, _RUN * _FIRST_COST * step_s)
         least_s = _LEAST_COST * step_s
         open_rows = [index for index, row in enumerate(rows) if not row.made and depths[index] < row.limit]
@@ -365,13 +369,15 @@ class AdaptiveDepth:
             open_rows = [min(open_rows, key=lambda index: (self._probed_at.get(rows[index].seq_id, 0), index))]
         deeper = [depth + (index in open_rows) for index, depth in enumerate(depths)]
         worth = emitted_of(deeper, row_survivals) / emitted_of(depths, row_survivals)
-        lost_s = self._seconds_of(rows, deeper)
-        lost_s -= worth * self._seconds_of(rows, depths)
+        lost_s = self._seconds_of(rows, deeper) - worth * self._seconds_of(rows, depths)
         is_new = self._more.num_left == 0
         if not self._more.is_due(max(lost_s, least_s), num_steps):
             return depths
         self._num_probes += is_new
         self._is_probe = True
+        self._probed_at = {
+            row.seq_id: self._probed_at.get(row.seq_id, 0) for row in rows
+        }  # whoever is gone is forgotten
         self._probed_at |= {rows[index].seq_id: self._num_probes for index in open_rows}
         return deeper
 

@@ -18,6 +18,7 @@ DraftHead = Callable[[Seq[DraftRequest]], Seq[Seq[int]] | None]
 _PRIME_FACTOR = 4  # a head has one layer or two: so many of its tokens cost less than one of the model's
 _MIN_PRIMED = 256
 _FORCED_GUESS = 0.9  # how often what a grammar forces is right: it leaves the model hardly a choice
+_NO_PLACE = "the head's cache is still being built, or no blocks or budget are left for drafts"
 _NO_ROOM = "no request had room or leave for a draft"
 
 
@@ -81,6 +82,7 @@ class Speculator:
         self._decoding = decoding
         self._find_forced(decoding, has_head=head is not None)
         if head is None and not self._forced:
+            self._forget_gone(table)
             return
         budget = MAX_DEPTH * len(decoding) if max_drafts is None else max_drafts
         if head is not None and not (prefilling or self._forced):
@@ -89,6 +91,7 @@ class Speculator:
                 self._go_on(table, head, decoding, kept, budget)
                 return
         self._forget_gone(table)
+        self._why_not = None
         rows = [self._row(sequence, self._forced.get(sequence.seq_id, ()), head) for sequence in decoding]
         self._has_room = any(row.limit for row in rows)
         depths = self.policy.choose(rows, len(prefilling))
@@ -99,6 +102,12 @@ class Speculator:
         if head is not None:
             asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
             self._ask(table, head, decoding, asked, prefilling, budget)
+        self._say_if_no_place(decoding, [depth if row.made else 0 for row, depth in zip(rows, depths, strict=True)])
+
+    def _say_if_no_place(self, decoding: Seq[Sequence], depths_of_made: Seq[int]) -> None:
+        """Notes why no row has drafts though some that are made were chosen."""
+        if any(depths_of_made) and not (self._why_not or any(sequence.draft_ids for sequence in decoding)):
+            self._why_not = _NO_PLACE
 
     def _go_on(
         self, table: SequenceTable, head: DraftHead, decoding: Seq[Sequence], depths: Seq[int], budget: int
@@ -233,7 +242,7 @@ def _why_not(depths: Seq[int], requests: Seq[DraftRequest], drafts: Seq[Seq[int]
     if not any(depths):
         return None
     if not any(request.depth for request in requests):
-        return "the head's cache is still being built, or no blocks or budget are left for drafts"
+        return _NO_PLACE
     if drafts is None:
         return "the draft head failed"
     return None if any(drafts) else "the draft head expects the end of the answer"

@@ -90,6 +90,7 @@ class SharedSpeculator(Speculator):
         if any(draft.num_head and draft.run for draft in drafts):
             depths = self.policy.lengthen([draft.survivals for draft in drafts], depths)
         self._propose(table, decoding, drafts, depths, max_drafts)
+        self._say_if_no_place(decoding, depths)
         self._rest(has_runs=any(row.made for row in rows), has_drafts=any(each.draft_ids for each in decoding))
 
     def _rest(self, *, has_runs: bool, has_drafts: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -28,8 +29,15 @@ def connect(namespace: argparse.Namespace) -> OpenAIClient:
     Raises:
         ConfigError: the address is none.
     """
-    url = None if namespace.url is None else _api_address(namespace.url)
-    return OpenAIClient(base_url=url, api_key=namespace.api_key, max_retries=0, timeout=TIMEOUT_S)
+    named, url = "--url", namespace.url
+    if url is None:
+        named, url = "MTPLX_BASE_URL", os.environ.get("MTPLX_BASE_URL") or None
+    return OpenAIClient(
+        base_url=None if url is None else _api_address(url, named),
+        api_key=namespace.api_key,
+        max_retries=0,
+        timeout=TIMEOUT_S,
+    )
 
 
 @contextmanager
@@ -53,7 +61,7 @@ def plain_errors(client: OpenAIClient) -> Iterator[None]:
         raise MtplxError(f"{client.base_url} broke off: {error.message}") from None
 
 
-def _api_address(url: str) -> str:
+def _api_address(url: str, named: str) -> str:
     """`url`, under /v1 where it names a bare host."""
     try:
         parts = urlsplit(url)
@@ -61,7 +69,7 @@ def _api_address(url: str) -> str:
     except ValueError:  # brackets that don't close, a port over 65535
         is_address = False
     if not is_address:
-        raise ConfigError(f"--url {url} is no address such as http://127.0.0.1:8000/v1", "--url")
+        raise ConfigError(f"{named} {url} is no address such as http://127.0.0.1:8000/v1", named)
     return url if parts.path.strip("/") else url.rstrip("/") + "/v1"
 
 

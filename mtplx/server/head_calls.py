@@ -84,6 +84,7 @@ class HeadCalls:
         try:
             drafts = self._runner.draft(requests, DraftChooser(self._sampler, requests, self._runner.spec.vocab_size))
         except Exception:
+            self.seconds_of_step += self._clock() - start_s
             log.exception("drafting for %d sequences failed; going on without drafts", len(requests))
             self._count_failed()
             return None

@@ -89,6 +89,17 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], api: FakeApi)
     assert {"torch", "transformers", "fastapi", "gguf"} & set(modules) == set()
 
 
+def test_the_variable_may_name_a_bare_host_as_the_flag_may(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert api.url.endswith("/v1")
+    monkeypatch.setenv("MTPLX_BASE_URL", api.url.removesuffix("/v1"))
+    assert main(["status"]) == 0
+    monkeypatch.setenv("MTPLX_BASE_URL", "nonsense")
+    assert main(["status"]) != 0
+    assert "MTPLX_BASE_URL nonsense is no address" in capsys.readouterr().err
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])

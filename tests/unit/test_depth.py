@@ -173,6 +173,28 @@ def test_it_rests_while_depths_stay_right_and_heeds_at_once_who_joins_and_what_i
     assert 0 < num_rested < 20, "it thinks it over now and then, and not in every step"
 
 
+@pytest.mark.parametrize("num_made", [1, 3, 20])
+def test_a_row_whose_drafts_were_made_is_thought_over_as_soon_as_they_end(num_made: int) -> None:
+    """Of the head nothing was chosen meanwhile, and nothing of that is kept."""
+    policy = AdaptiveDepth(CHEAP)
+    for _ in range(300):
+        policy.verified(0, 8, 8)
+    rows = [DraftRow(0, 8, 1), DraftRow(1, 8, 1)]
+    for _ in range(num_made):
+        assert policy.kept([0, 1]) is None
+        policy.choose([DraftRow(0, 8, 1, made=(0.9, 0.8)), rows[1]], 0)
+    assert policy.kept([0, 1]) is None
+    assert min(policy.choose(rows, 0)) > 0
+
+
+def test_steps_are_learned_from_in_time_if_nobody_asks_for_depths() -> None:
+    """As when the head has failed too often."""
+    policy = AdaptiveDepth(CHEAP)
+    for _ in range(400):
+        policy.stepped(1, 0.5)
+    assert policy.costs.step.of(1) < 0.9 * CHEAP.step.of(1)
+
+
 def test_limits_are_kept_and_a_row_that_left_is_forgotten() -> None:
     policy = AdaptiveDepth(CHEAP)
     for _ in range(50):

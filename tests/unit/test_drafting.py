@@ -194,6 +194,14 @@ class TestForced:
         spec.draft(table, None, [first, second], max_drafts=3)
         assert (first.draft_ids, second.draft_ids) == ([60, 61], [60])
 
+    @pytest.mark.parametrize("head", [None, Head()])
+    def test_that_the_budget_leaves_no_place_for_them_is_said(self, head: Head | None) -> None:
+        table, spec = make_table(), speculator(3)
+        sequence = self.put(table, 0, 60, 61)
+        spec.draft(table, head, [sequence], max_drafts=0)
+        self.step(table, spec, sequence, 70)
+        assert "no blocks or budget" in (spec.why_none or "")
+
     def test_a_head_of_which_more_is_expected_goes_first(self) -> None:
         table, head, spec = make_table(), Head(), speculator(4)
         sequence = self.put(table, 0, 60)
