@@ -158,6 +158,9 @@ class DraftCost:
     def of(self, num_levels: int, num_tokens: int) -> float:
         return self.per_level_s * num_levels + self.per_token_s * num_tokens
 
+    def scaled(self, factor: float) -> DraftCost:
+        return DraftCost(self.per_level_s * factor, self.per_token_s * factor, self.pace)
+
     def corrected(self, num_levels: int, num_tokens: int, seconds: float) -> DraftCost:
         """Scaled a little towards one observed time."""
         correction, pace = self.pace.towards(seconds, self.of(num_levels, num_tokens))
@@ -196,13 +199,18 @@ class Costs:
         return found if found[0] >= plain_s else [max(plain_s, seconds) for seconds in found]
 
     def corrected(self, num_tokens: int, seconds: float, *, is_after_draft: bool) -> Costs:
-        """With one observed step."""
-        step, after_draft = self.step, self.after_draft or self.step
+        """With one observed step.
+
+        As far as steps without drafts move as a whole all else does too: the machine is slower then. What steps with
+        drafts take more than was believed says nothing of those without.
+        """
+        after_draft = self.after_draft or self.step
         if is_after_draft:
-            after_draft = after_draft.corrected(num_tokens, seconds)
-        else:
-            step = step.corrected(num_tokens, seconds)
-        return Costs(step, self.draft, after_draft, self.is_cached)
+            return Costs(self.step, self.draft, after_draft.corrected(num_tokens, seconds), self.is_cached)
+        step = self.step.corrected(num_tokens, seconds)
+        factor = step.scale / self.step.scale
+        after_draft = replace(after_draft, scale=factor * after_draft.scale)
+        return Costs(step, self.draft.scaled(factor), after_draft, self.is_cached)
 
     def draft_corrected(self, num_levels: int, num_tokens: int, seconds: float) -> Costs:
         """With one observed time of drafting, as `DraftCost.corrected`."""

@@ -184,3 +184,17 @@ class TestCostTable:
             cost = cost.corrected(2, 4, 8.0)
         assert cost.of(2, 4) == pytest.approx(8.0, rel=0.05)
         assert replace(cost, per_token_s=0.0).of(1, 9) == cost.per_level_s
+
+
+def test_a_machine_that_got_slower_is_slower_with_drafts_too_and_dear_drafts_say_nothing_of_plain_steps() -> None:
+    table = CostTable((1.0, 1.1, 1.2))
+    costs = Costs(table, DraftCost(0.2, 0.01), table)
+    slower, dearer = costs, costs
+    for _ in range(40):
+        slower = slower.corrected(1, 1.5, is_after_draft=False)
+        dearer = dearer.corrected(2, 1.65, is_after_draft=True)
+    assert slower.after_draft is not None
+    assert slower.after_draft.of(2) > 1.15 * table.of(2)
+    assert slower.draft.of(1, 1) > 1.15 * costs.draft.of(1, 1)
+    assert slower.draft.of(1, 1) / costs.draft.of(1, 1) == pytest.approx(slower.after_draft.of(2) / table.of(2))
+    assert (dearer.step, dearer.draft) == (costs.step, costs.draft)
