@@ -323,8 +323,7 @@ class AdaptiveDepth:
             return True
         plain_s = emitted_of(depths, row_survivals) * self._costs.step.of(len(rows)) / len(rows)
         saved_s = plain_s - seconds_of(depths, self._costs)
-        num_unprimed = sum(row.num_unprimed - 1 for row, depth in zip(rows, depths, strict=True) if depth)
-        return _HORIZON * saved_s >= self._costs.draft.per_token_s * num_unprimed
+        return _HORIZON * saved_s >= self._costs.draft.per_token_s * _num_to_build(rows, depths)
 
     def _save(self, step_s: float) -> None:
         self._more.save(step_s)
@@ -385,5 +384,9 @@ class AdaptiveDepth:
         """Seconds of a step of these depths with what the head must build first."""
         asked = [0 if row.made else depth for row, depth in zip(rows, depths, strict=True)]
         step_s = self._costs.step_s(len(rows), sum(depths), is_after_draft=any(asked))
-        num_built = sum(row.num_unprimed - 1 for row, depth in zip(rows, asked, strict=True) if depth)
-        return step_s + self._costs.draft.of(max(asked), sum(asked) + num_built)
+        return step_s + self._costs.draft.of(max(asked), sum(asked) + _num_to_build(rows, asked))
+
+
+def _num_to_build(rows: Seq[DraftRow], asked: Seq[int]) -> int:
+    """Head slots to be built before those that these depths build anyway."""
+    return sum(row.num_unprimed - 1 for row, depth in zip(rows, asked, strict=True) if depth)

@@ -159,13 +159,13 @@ class DraftCost:
         return self.per_level_s * num_levels + self.per_token_s * num_tokens
 
     def scaled(self, factor: float) -> DraftCost:
+        """So many times as dear."""
         return DraftCost(self.per_level_s * factor, self.per_token_s * factor, self.pace)
 
     def corrected(self, num_levels: int, num_tokens: int, seconds: float) -> DraftCost:
         """Scaled a little towards one observed time."""
         correction, pace = self.pace.towards(seconds, self.of(num_levels, num_tokens))
-        factor = math.exp(correction)
-        return DraftCost(self.per_level_s * factor, self.per_token_s * factor, pace)
+        return replace(self.scaled(math.exp(correction)), pace=pace)
 
 
 @dataclass(frozen=True, slots=True)

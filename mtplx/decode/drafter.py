@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx.batching.state import DraftRequest
-from mtplx.decode.next_token import Logits, greedy_tokens_of
+from mtplx.decode.next_token import Logits, greedy_tokens_of, id_at
 from mtplx.decode.sampler import Sampler, SamplerEntry
 from mtplx.errors import GenerationError
 
@@ -72,7 +72,7 @@ def _greedy(
     if not lines:
         return {}
     columns = zip(lines, greedy_tokens_of(lines, logits_RW, argmax_R), strict=True)
-    return {line: None if column < 0 else column if ids_W is None else int(ids_W[column]) for line, column in columns}
+    return {line: None if column < 0 else id_at(column, ids_W) for line, column in columns}
 
 
 def _spread(logits_W: Logits, ids_W: npt.NDArray[np.integer], vocab_size: int) -> Logits:

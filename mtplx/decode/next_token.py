@@ -42,7 +42,7 @@ def next_token(
     if draws_from_all and is_plain(params, history.num_emitted):
         found = noisy_argmax.of_logits(logits_V, params.temperature, noise_key, ids_V)
         if found is not None:
-            return found if ids_V is None else int(ids_V[found])
+            return id_at(found, ids_V)
     if not is_sound(logits_V):
         raise GenerationError("the model returned logits without a finite largest value")
     scores_V = logits_V.astype(np.float64)
@@ -52,12 +52,15 @@ def next_token(
         if not np.isfinite(largest):
             raise NoTokenLeftError(f"{' and '.join(_choosers(params))} left no token that could come next")
         if params.temperature == 0.0:
-            place = int(np.argmax(scores_V))
-            return place if ids_V is None else int(ids_V[place])
+            return id_at(int(np.argmax(scores_V)), ids_V)
         scores_V -= largest
         scores_V /= params.temperature
     drop_filtered(scores_V, params)
-    place = noisy_argmax(scores_V, noise_key, ids_V)
+    return id_at(noisy_argmax(scores_V, noise_key, ids_V), ids_V)
+
+
+def id_at(place: int, ids_V: npt.NDArray[np.integer] | None) -> int:
+    """The token id whose logit is at a place of a row; None means that the row is the vocabulary."""
     return place if ids_V is None else int(ids_V[place])
 
 

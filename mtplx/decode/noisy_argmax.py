@@ -71,20 +71,7 @@ class NativeNoisyArgmax:
         is_ours = logits_V.dtype == np.float32 and logits_V.flags.c_contiguous
         if not (is_ours and _LEAST_TEMPERATURE <= temperature <= _MOST_TEMPERATURE):
             return None
-        self._make_room(len(logits_V))
-        ids = None if ids_V is None else np.ascontiguousarray(ids_V, dtype=np.int32)
-        count = self._functions.mtplx_draw_candidates_of_logits(
-            address(logits_V),
-            len(logits_V),
-            temperature,
-            address(ids),
-            noise_key.seed % 2**64,
-            noise_key.position,
-            noise_key.choice,
-            address(self._places),
-            address(self._bits),
-            address(self._scores),
-        )
+        count = self._find(logits_V, noise_key, ids_V, temperature)
         return _first_largest(self._places[:count], self._bits[:count], self._scores[:count]) if count else None
 
     def candidates(
@@ -95,25 +82,29 @@ class NativeNoisyArgmax:
         They hold until the next call.
         """
         assert scores_V.flags.c_contiguous
-        self._make_room(len(scores_V))
-        ids = None if ids_V is None else np.ascontiguousarray(ids_V, dtype=np.int32)
-        count = self._functions.mtplx_draw_candidates(
-            address(scores_V),
-            len(scores_V),
-            address(ids),
-            noise_key.seed % 2**64,
-            noise_key.position,
-            noise_key.choice,
-            address(self._places),
-            address(self._bits),
-        )
+        count = self._find(scores_V, noise_key, ids_V)
         return self._places[:count], self._bits[:count]
 
-    def _make_room(self, count: int) -> None:
-        if len(self._places) < count:
-            self._places = np.empty(count, dtype=np.int32)
-            self._bits = np.empty(count, dtype=np.uint64)
-            self._scores = np.empty(count, dtype=np.float64)
+    def _find(
+        self,
+        row_V: Logits,
+        noise_key: NoiseKey,
+        ids_V: npt.NDArray[np.integer] | None,
+        temperature: float | None = None,
+    ) -> int:
+        """Has the library write the candidates, and returns their number; with a temperature the row is of logits."""
+        if len(self._places) < len(row_V):
+            self._places = np.empty(len(row_V), dtype=np.int32)
+            self._bits = np.empty(len(row_V), dtype=np.uint64)
+            self._scores = np.empty(len(row_V), dtype=np.float64)
+        ids = None if ids_V is None else np.ascontiguousarray(ids_V, dtype=np.int32)
+        row = (address(row_V), len(row_V))
+        noise = (address(ids), noise_key.seed % 2**64, noise_key.position, noise_key.choice)
+        found = (address(self._places), address(self._bits))
+        if temperature is None:
+            return int(self._functions.mtplx_draw_candidates(*row, *noise, *found))
+        scores = address(self._scores)
+        return int(self._functions.mtplx_draw_candidates_of_logits(*row, temperature, *noise, *found, scores))
 
 
 plain_noisy_argmax = PlainNoisyArgmax()

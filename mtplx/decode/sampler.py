@@ -246,19 +246,21 @@ class SamplerEntry:
         return is_plain_greedy(self.params, self.history.num_emitted)
 
     @property
+    def _noise_key(self) -> NoiseKey:
+        return NoiseKey(self.seed, self.history.next_position, self.choice)
+
+    @property
     def is_plain(self) -> bool:
         return is_plain(self.params, self.history.num_emitted)
 
     def draw_among(self, logits_W: Logits, ids_W: npt.NDArray[np.integer]) -> int:
         """The token at the next position, of a plain entry, if only these ids could come. Raises: GenerationError."""
-        noise_key = NoiseKey(self.seed, self.history.next_position, self.choice)
-        return next_token(logits_W, self.params, self.history, noise_key, None, self.noisy_argmax, ids_W)
+        return next_token(logits_W, self.params, self.history, self._noise_key, None, self.noisy_argmax, ids_W)
 
     def draw(self, logits_V: Logits) -> int:
         """The token at the next position. Raises: GenerationError."""
-        noise_key = NoiseKey(self.seed, self.history.next_position, self.choice)
         is_banned_V = bans(self.params, self.history, self.stop_ids, len(logits_V), self.matcher)
-        return next_token(logits_V, self.params, self.history, noise_key, is_banned_V, self.noisy_argmax)
+        return next_token(logits_V, self.params, self.history, self._noise_key, is_banned_V, self.noisy_argmax)
 
     def append(self, token_id: int) -> None:
         """Goes on by one token."""
