@@ -36,10 +36,7 @@ class Speculator:
         self._max_depth = max_depth
         self._max_primed = max(_MIN_PRIMED, _PRIME_FACTOR * prefill_chunk_tokens)
         self._decoding: Seq[Sequence] = ()  # that the step in progress may draft for
-        self._last: tuple[Seq[Row], Seq[Sequence]] = (
-            (),
-            (),
-        )  # what the last step computed, and for whom it might draft
+        self._last: tuple[Seq[Row], Seq[Sequence]] = ((), ())  # the last step's rows, and for whom it might draft
         self._why_not: str | None = None
         self._has_room = True  # for a draft in some row of the last step
         self._known: dict[int, None] = {}  # whom the policy has heard of, in that order
