@@ -27,7 +27,23 @@ photography; board games; volunteering; pets in small flats; raising teenagers; 
 labels; vegetarian cooking; pasta; coffee; earthquakes; rainbows; tides; batteries; magnets; fractions; probability;
 prime numbers; the Pythagorean theorem; statistics; ecosystems; antibiotics; the heart; the brain; allergies; dental
 care; elections; human rights; the United Nations; trade unions; patents; copyright; online privacy; passwords;
-phishing; typography; user interfaces; A/B tests"""
+phishing; typography; user interfaces; A/B tests; rain gutters; glaciers; the Olympic Games; the Renaissance;
+haikus; opera; the violin; ballet; film noir; comics; fermented food; spices; cheese; chocolate; rice; bread
+machines; kitchen knives; houseplants; roses; mushrooms; bees; owls; wolves; sharks; octopuses; dinosaurs; fossils;
+deserts; rainforests; rivers; clouds; thunderstorms; snow; the ozone layer; comets; Mars; telescopes; satellites;
+the speed of light; atoms; the periodic table; acids and bases; friction; lenses; sound waves; electric motors;
+bridges; skyscrapers; elevators; clocks; maps; calendars; coins; banks; taxes; pensions; insurance; stock markets;
+credit scores; startups; marketing; negotiation; teamwork; feedback at work; meetings; e-mail; spreadsheets; slide
+decks; note-taking; essays; grammar; spelling; proverbs; sign language; Latin; Arabic numerals; Esperanto;
+libraries; newspapers; radio; podcasts; photography; drones; robots; 3D printing; video games; social media; search
+engines; recommendation systems; neural networks; chatbots; binary numbers; linked lists; hash functions; unit
+tests; code review; Docker; HTTP; JSON; regular expressions; SQL joins; Linux; backups; two-factor authentication;
+Canada; Iceland; Mexico; Thailand; Berlin; Rome; New York; the Amazon; the Nile; Vikings; samurai; castles; pirates;
+the Cold War; the Industrial Revolution; democracy; constitutions; juries; refugees; kindergartens; homework;
+bilingual children; dyslexia; vision; hearing; vitamins; sugar; salt; back pain; headaches; colds; stress;
+breathing; yoga; swimming; cycling; football; tennis; hiking; sailing; fishing; woodworking; pottery; watercolours;
+sewing; origami; magic tricks; puzzles; weddings; funerals; gifts; good manners; friendship; loneliness; grief;
+forgiveness; happiness; luck; courage; dreams; memory; habits; procrastination"""
 
 SENTENCES = """
 What is {t}?; Explain {t} to a ten-year-old.; Can you explain {t} in simple terms?; Give me five facts about {t}.;
@@ -48,7 +64,17 @@ list; removes duplicates from a list; computes a factorial; merges two sorted li
 converts Celsius to Fahrenheit; finds the longest word in a sentence; sums the digits of a number; checks whether
 brackets are balanced; reads a CSV file; sorts dictionaries by a key; flattens a nested list; computes the mean and
 the median; validates an email address; draws a triangle of stars; rolls two dice; groups words by their first
-letter; finds common elements of two lists; parses a date"""
+letter; finds common elements of two lists; parses a date; prints the multiplication table; finds the smallest
+number of a list; counts how often each letter occurs; checks whether a year is a leap year; checks whether a word
+is a palindrome; generates a random password; converts a number to binary; adds two matrices; swaps two variables;
+finds the greatest common divisor; prints the first n Fibonacci numbers; removes all spaces from a text; capitalizes
+every word; finds the index of a value in a sorted list; rotates a list by k places; reads a number and says whether
+it is even; writes a list to a file; downloads a web page; counts the lines of a file; joins a list of words with
+commas; rounds prices to two decimals; converts seconds into hours, minutes and seconds; picks a random item from a
+list; checks whether two words are anagrams; computes the distance of two points; sorts names by length; inverts a
+dictionary; filters numbers above a limit; shows the current date; renames all files in a folder; simulates a
+traffic light; keeps a to-do list; guesses a number between 1 and 100; computes compound interest; splits a bill
+among friends"""
 
 CODE = """
 Write a Python function that {c}.; Write a JavaScript function that {c}.; How do I write a program that {c}?; Show
@@ -77,7 +103,70 @@ Please make sure that somebody answers the support phone. Thank you for a good y
 was founded in 1987 by two sisters, Vera and Nina Halloran, in a garage in Cork. By 1995 it had forty employees and
 a factory in Limerick. In 2008 it was sold to a Danish group, and in 2016 the founders bought it back.; We present a
 method for estimating the age of glass from the thickness of its weathered layer. On forty samples of known date the
-mean error was eleven years. The method needs no laboratory and takes less than a minute a sample."""
+mean error was eleven years. The method needs no laboratory and takes less than a minute a sample.; Wash the lentils
+and put them into a pot with three cups of water, a bay leaf and a carrot. Simmer for half an hour. Fry an onion in
+oil until it is brown, add a spoon of cumin, and stir both into the lentils with salt and lemon.; The library will
+change its opening hours in September. On weekdays it opens at nine instead of ten, and on Saturdays it closes at
+four. Books can be returned at any time through the slot beside the door.; A volcano is a place where melted rock
+from deep inside the Earth comes out. Some erupt with a bang and throw ash many kilometres high, others let the lava
+flow quietly. The soil around them is rich, which is why people live there all the same.; Hi Marta, the printer on
+the second floor is broken again. I have called the service, but they can't come before Thursday. Could everybody
+please use the one in room 114 until then? Sorry for the trouble. Ben; My grandfather mended radios. In his workshop
+it smelled of dust and warm metal, and every evening he switched on one of his patients to hear whether it would
+speak. When it did, he smiled as though he had been told a secret.; Yesterday evening a lorry lost its load of
+oranges on the ring road. Nobody was hurt, but the road was closed for three hours. Drivers got out and filled their
+bags, and the police let them. The company thanked everybody for the help.; The study followed 2,300 adults for six
+years. Those who walked for at least thirty minutes a day had fewer colds, slept longer and reported less stress.
+The authors warn that healthy people may simply walk more.; Our app had an outage on Tuesday between 14:05 and
+15:20. A certificate had expired, and the alarm went to an address that nobody reads any more. We have renewed it,
+changed the address, and added a second alarm.; Dear Sir or Madam, I ordered a lamp on 3 March and received a chair.
+I have written to you twice and heard nothing. Please collect the chair and send the lamp, or return my money within
+ten days. Yours faithfully, G. Lund; In spring the storks come back to our village. They repair last year's nest
+with twigs and grass, and for weeks one hears them clap their beaks from the roof of the school. The children count
+the young ones, and in August they are gone.; A good password is long rather than complicated. Four random words are
+easier to remember than eight odd characters, and harder to guess. Use another one for each account, and let a
+program remember them.; Once a week the three neighbours cook together. One brings the vegetables, one the wine, and
+one washes up. They have never agreed on politics, and they have never missed a Thursday."""
+
+LANGUAGES = """French; Spanish; German; Italian; Portuguese; Dutch"""
+
+PHRASES = """
+Where is the station?; I would like a table for two.; It has been raining since this morning.; My brother works in a
+hospital.; How much does this cost?; We are going to the sea next summer.; The train is late again.; Could you help me,
+please?; She has two cats and a dog.; I don't understand the question.; Yesterday we ate at my aunt's house.; The book
+is on the kitchen table.; When does the shop open?; He speaks three languages.; I forgot my umbrella at the office.; The
+children are asleep.; Happy birthday, and many thanks for the invitation!; There is no milk left.; Tomorrow I have to
+get up early.; The museum is closed on Mondays.; Can I pay by card?; What a beautiful day!; My friends live in a small
+village near the mountains.; Turn left after the bridge.; I have been learning for two years.; The soup is too hot.; We
+have lost our luggage.; Who wrote this letter?; I am looking for a present for my mother.; The weather will be better
+on Friday.; Please close the window.; They bought an old house and painted it blue."""
+
+TRANSLATIONS = """
+Translate into {l}: {s}; How do I say this in {l}? {s}; Translate this sentence to {l}, please: "{s}"; What is "{s}" in
+{l}?; Translate to {l} and {m}: {s}; Please translate from English to {l}: {s} {r}; i need this in {l}: {s} {r}"""
+
+READINGS = """
+What does this code do?; Explain this code line by line:; Is there a bug in this code?; Add comments to this code:; Make
+this code simpler:; Rewrite this in Python:; Write a test for this:; This fails, why?; Review this code, please."""
+
+SNIPPETS = (
+    "def total(items):\n    result = 0\n    for item in items:\n        result += item.price\n    return result",
+    "for (let i = 0, i < 10, i++) {\n  console.log(i)\n}",
+    "def is_even(n):\n    return n % 2 == 1",
+    "SELECT name, COUNT(*) FROM orders GROUP BY name ORDER BY 2 DESC;",
+    'int main() {\n  int x = 5;\n  while (x > 0) {\n    printf("%d\\n", x);\n  }\n}',
+    "words = text.split()\nlongest = max(words, key=len)\nprint(longest)",
+    "def add(a, b=[]):\n    b.append(a)\n    return b",
+    "squares = [x ** 2 for x in range(10) if x % 2 == 0]",
+    'public class Dog extends Animal {\n  void speak() {\n    System.out.println("Woof");\n  }\n}',
+    'with open("notes.txt") as file:\n    for line in file:\n        print(line.strip())',
+    "def fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)",
+    "const names = users.filter(u => u.age > 18).map(u => u.name);",
+    'if x = 5:\n    print("five")',
+    'grep -r "TODO" src | wc -l',
+    "class Account:\n    def __init__(self, owner):\n        self.owner = owner\n        self.balance = 0",
+    "numbers = [3, 1, 2]\nnumbers = numbers.sort()\nprint(numbers[0])",
+)
 
 REQUESTS = """
 Summarize this in one sentence: {p}; Rewrite this so that it sounds more formal: {p}; Rewrite this in simpler words:
@@ -113,7 +202,16 @@ a diary; repair a torn jacket; grow tomatoes on a balcony; talk to a difficult n
 a small business; stop biting my nails; take better photos; remember names; prepare for an exam; keep a kitchen
 tidy; train a puppy; paint a room; save for a car; read more books; make new friends; lose five kilos; get rid of
 ants; travel with a baby; write a letter of complaint; choose a laptop; play the guitar; get up at six; sell old
-furniture; stay calm in traffic"""
+furniture; stay calm in traffic; wash a wool sweater; descale a kettle; sharpen a knife; pack a suitcase; write a
+CV; ask for a raise; cancel a contract; choose a mattress; bake a cake without eggs; make yoghurt; freeze
+vegetables; store potatoes; plant a hedge; prune an apple tree; build a bird house; hang a picture; fix a dripping
+tap; unclog a sink; save electricity; heat a flat for less; get over jet lag; stop a cold early; drink more water;
+walk more; run five kilometres; learn to draw; learn chess; learn the alphabet of another language; speak in front
+of a class; write a speech for a wedding; comfort a friend; apologize to my sister; end a phone call politely; find
+a flatmate; move house with a cat; help a child with homework; explain death to a child; organize a school trip;
+plan a weekend in the mountains; rent a car abroad; pay off a debt; keep a budget; start a blog; back up my photos;
+speed up an old computer; protect my accounts; learn Python; understand a contract; prepare for winter; choose a
+present for my father"""
 
 STORIES = """
 Write a story about {h} who {e}.; Tell me a short story in which {h} {e}.; Write a poem about {h} who {e}.; Write
@@ -124,12 +222,20 @@ story end in which {h} {e}?"""
 HEROES = """
 a baker; an old fisherman; a girl with a red umbrella; a robot; two brothers; a dragon; a retired teacher; a cat; a
 night nurse; a violin; the last tree of a town; a detective; a king without a castle; a postman; a fox; a young
-astronaut; a painter; a grandmother; a ghost; a lighthouse"""
+astronaut; a painter; a grandmother; a ghost; a lighthouse; a clockmaker; a shy giant; twins; a mouse; a snowman; a
+bus driver; an inventor; a mermaid; a pilot; a librarian; a lonely planet; a farmer; a thief with good manners; an
+elephant; a princess who hates dresses; a wooden puppet; a sailor; a lost letter; a street musician; a spider; two
+old friends; a boy with a telescope; a wizard; a tailor"""
 
 EVENTS = """
 finds a door that nobody has opened; loses a key; wants to see the sea; forgets a promise; meets a stranger on a
 train; can't stop laughing; hears a voice in the garden; learns to forgive; hides a letter; wins a prize by mistake;
-must choose between two roads; is afraid of the dark; breaks the only rule; comes home after many years"""
+must choose between two roads; is afraid of the dark; breaks the only rule; comes home after many years; builds a
+boat; finds a map in an old book; falls asleep in a museum; is invited by the moon; learns to fly; loses the last
+train; saves a village; bakes a bread that nobody can cut; talks to the wind; plants a strange seed; has to tell the
+truth for one day; finds out who lives next door; forgets her own name; waits for a letter; sells time; teaches a
+bird to sing; climbs the highest tower; meets an older self; swaps lives with a friend; looks for the end of a
+rainbow"""
 
 FACTS = """
 Who discovered {x}?; What is the capital of {n}?; What language do people speak in {n}?; When was {x} invented?; How
@@ -139,11 +245,15 @@ the difference between {x} and {y}?; Name five things that have to do with {x}."
 
 THINGS = """
 penicillin; the steam engine; the compass; glass; rubber; the microscope; paper; radar; the bicycle; insulin;
-cement; the transistor; oxygen; the camera; concrete; the elevator; X-rays; soap; aspirin; the barometer"""
+cement; the transistor; oxygen; the camera; concrete; the elevator; X-rays; soap; aspirin; the barometer; the wheel;
+gunpowder; the telescope; the light bulb; plastic; the zip; the fridge; the aeroplane; the telegraph; DNA; the
+pendulum clock; porcelain; steel; the sewing machine; television; the laser; the internet; nylon; the umbrella; ice
+cream; matches; the pencil; the magnet; helium"""
 
 COUNTRIES = """
 Portugal; Vietnam; Canada; Morocco; Finland; Peru; India; Greece; New Zealand; Ghana; Austria; Chile; Ireland; South
-Korea; Turkey; Egypt"""
+Korea; Turkey; Egypt; Spain; Sweden; Poland; Argentina; Cuba; Ethiopia; Nepal; Mongolia; Australia; Belgium;
+Switzerland; Colombia; Iran; Indonesia; Ukraine; Scotland; the Netherlands; Denmark; Bolivia; Tunisia"""
 
 SHORT = """
 Hello!; hey; Good evening.; What can you do?; Who are you?; thanks!; Tell me something interesting.; I feel sad
@@ -154,7 +264,8 @@ German and Italian."""
 
 WORDS = """
 brave; silence; window; quick; gentle; harvest; bright; stubborn; journey; lazy; honest; storm; clever; bitter;
-garden; ancient; hungry; calm; shadow; proud"""
+garden; ancient; hungry; calm; shadow; proud; river; candle; mirror; patient; generous; curious; fragile; thunder;
+autumn; courage; whisper; narrow; sudden; brilliant; humble; distant; bridge; feather; market; promise"""
 
 DOCUMENTS = """
 an agenda for a meeting about {t}; a speech of two minutes about {t}; a press release about a new museum of {t}; a
@@ -181,10 +292,26 @@ def items(text: str) -> list[str]:
 
 def user_text(luck: random.Random) -> str:
     """One user's message."""
-    kinds = (SENTENCES, CODE, REQUESTS, SUMS, LETTERS, EVERYDAY, STORIES, FACTS, SHORT, DOCUMENTS)
-    kind = luck.choices(kinds, (30, 14, 14, 8, 6, 10, 12, 8, 4, 8))[0]
+    kinds = (
+        SENTENCES,
+        CODE,
+        REQUESTS,
+        SUMS,
+        LETTERS,
+        EVERYDAY,
+        STORIES,
+        FACTS,
+        SHORT,
+        DOCUMENTS,
+        TRANSLATIONS,
+        READINGS,
+    )
+    kind = luck.choices(kinds, (26, 14, 16, 8, 6, 10, 12, 8, 4, 8, 8, 4))[0]
     topic, other = luck.sample(items(TOPICS), 2)
     thing, another = luck.sample(items(THINGS), 2)
+    language, second = luck.sample(items(LANGUAGES), 2)
+    phrase, next_phrase = luck.sample(items(PHRASES), 2)
+    passages = luck.sample(items(PASSAGES), luck.choice((1, 1, 2, 3)))
     text = luck.choice(items(kind)).format(
         t=topic,
         u=other,
@@ -197,18 +324,24 @@ def user_text(luck: random.Random) -> str:
         e=luck.choice(items(EVENTS)),
         h=luck.choice(items(HEROES)),
         n=luck.choice(items(COUNTRIES)),
-        p=luck.choice(items(PASSAGES)),
+        l=language,
+        m=second,
+        p="\n\n".join(passages),
+        r=next_phrase,
+        s=phrase,
         w=luck.choice(items(WORDS)),
     )
     if kind is LETTERS:
         return f"{text} {luck.choice(items(MESSAGES))}."
+    if kind is READINGS:
+        return f"{text}\n\n{luck.choice(SNIPPETS)}"
     return f"Write {text}." if kind is DOCUMENTS else text
 
 
 def prompts(count: int, seed: int = 0) -> Iterator[list[dict[str, str]]]:
     """`count` different conversations, each ending with a user's message.
 
-    One in eight begins with a system's message. One in ten goes on after an answer, which is a passage.
+    One in eight begins with a system's message. One in seven goes on after an answer, which is a passage.
     """
     luck = random.Random(seed)
     seen: set[str] = set()
@@ -219,7 +352,7 @@ def prompts(count: int, seed: int = 0) -> Iterator[list[dict[str, str]]]:
         seen.add(text)
         talk = [("system", luck.choice(items(SYSTEMS)))] if luck.random() < 1 / 8 else []
         talk.append(("user", text))
-        if luck.random() < 1 / 10:
+        if luck.random() < 1 / 7:
             talk += [("assistant", luck.choice(items(PASSAGES))), ("user", luck.choice(items(FOLLOW_UPS)))]
         yield [{"role": role, "content": content} for role, content in talk]
 

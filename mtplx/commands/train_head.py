@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NUMBERS = (
     ("--passages", int, 5120, "answers that the model writes to learn from"),
     ("--max-answer-tokens", int, 256, "most tokens of one answer"),
-    ("--draft-vocab", int, 8192, "tokens that the head can guess: those met most often, of those of --start-from"),
+    ("--draft-vocab", int, 8192, "tokens that the head can guess: those met most often in answers"),
     ("--blocks", int, 1, "decoder layers in the head"),
     ("--depths", int, 3, "guesses in a row that it is trained on"),
     ("--regression-rounds", float, 1.0, "times through the text towards the next hidden state"),

@@ -20,13 +20,15 @@ class Batch:
     tokens    x1  x2  x3      [B, L]
     before    h0  h1  h2      [B, L, H]
     target    h1  h2  h3      [B, L, H], the model's own: the head should guess what follows from it
-    is_real   1   1   0       [B, L]; here the third slot lies past the passage's end
+    counts    0   1   0       [B, L]: here the first slot guesses a token of the prompt, and the third lies past the end
+
+    Only guesses of an answer's tokens count: no others are ever made.
     """
 
     tokens: Tensor
     before: Tensor
     target: Tensor
-    is_real: Tensor
+    counts: Tensor
 
 
 def make_batch(passages: Sequence[Passage]) -> Batch:
@@ -35,12 +37,14 @@ def make_batch(passages: Sequence[Passage]) -> Batch:
     longest, width = max(lengths), passages[0].hidden.shape[1]
     token_BL = torch.zeros(len(passages), longest, dtype=torch.int64)
     hidden_BMH = torch.zeros(len(passages), longest + 1, width)
-    is_real_BL = torch.zeros(len(passages), longest, dtype=torch.bool)
+    counts_BL = torch.zeros(len(passages), longest, dtype=torch.bool)
     for index, (passage, length) in enumerate(zip(passages, lengths, strict=True)):
         token_BL[index, :length] = torch.tensor(passage.token_ids[1 : length + 1])
         hidden_BMH[index, : length + 1] = torch.tensor(passage.hidden)
-        is_real_BL[index, :length] = True
-    return Batch(token_BL, hidden_BMH[:, :-1], hidden_BMH[:, 1:], is_real_BL)
+        counts_BL[index, max(0, passage.answer_start - 2) : length] = (
+            True  # slot p, at index p - 1, guesses token p + 1
+        )
+    return Batch(token_BL, hidden_BMH[:, :-1], hidden_BMH[:, 1:], counts_BL)
 
 
 class Batches:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtplx.train.base import Base
-from mtplx.train.batches import Batch, make_batch
+from mtplx.train.batches import make_batch
 from mtplx.train.head import DraftHead
 from mtplx.train.shards import Passage
 from mtplx.train.trainer import unroll
@@ -44,15 +44,14 @@ def measure_acceptance(
     right, asked = [0] * depths, [0] * depths
     output_RH, output_VH = base.output[draft_ids_R].bfloat16(), base.output.bfloat16()
     for begin in range(0, len(passages), _BATCH):
-        group = passages[begin : begin + _BATCH]
-        batch = make_batch(group)
+        batch = make_batch(passages[begin : begin + _BATCH])
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             likeliest_BL = (batch.target.bfloat16() @ output_VH.T).argmax(-1)
             guesses = [
                 draft_ids_R[(state_BLH.bfloat16() @ output_RH.T).argmax(-1)]
                 for state_BLH in unroll(head, batch, base.embedding, depths)
             ]
-        chain_BL = _answers(group, batch)
+        chain_BL = batch.counts
         goes_on_BL = torch.zeros_like(chain_BL)
         goes_on_BL[:, :-1] = batch.tokens[:, 1:] == likeliest_BL[:, :-1]
         for depth, guess_BL in enumerate(guesses):
@@ -61,12 +60,5 @@ def measure_acceptance(
             right[depth] += int(right_BL.sum())
             follows_BL = right_BL & goes_on_BL
             chain_BL = torch.zeros_like(chain_BL)
-            chain_BL[:, 1:] = follows_BL[:, :-1] & batch.is_real[:, 1:]
+            chain_BL[:, 1:] = follows_BL[:, :-1] & batch.counts[:, 1:]
     return Acceptance(tuple(r / max(1, a) for r, a in zip(right, asked, strict=True)))
-
-
-def _answers(passages: Sequence[Passage], batch: Batch) -> Tensor:
-    """Slots [B, L] whose guess is a token of the answer."""
-    first_B1 = torch.tensor([passage.answer_start for passage in passages])[:, None]
-    token_after_L = torch.arange(2, batch.tokens.shape[1] + 2)  # slot p guesses token p + 1, and slots begin at 1
-    return batch.is_real & (token_after_L >= first_B1)

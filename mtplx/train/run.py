@@ -88,8 +88,8 @@ def train_head(
     """Writes the head file `output` for the model, and returns it with what was measured on text kept apart.
 
     `text_from` are work folders of earlier runs, whose text is learned from too. `start_from` is a head to go on from,
-    with its blocks and with its vocabulary, or what `text` leaves of it. `work_dir` holds text and checkpoint; by
-    default it is a folder of the user's cache, named after model and settings.
+    with its blocks; one that guesses all ids goes on doing so. `work_dir` holds text and checkpoint; by default it is
+    a folder of the user's cache, named after model and settings.
 
     Raises:
         ModelError: model or head can't be read or used: the native runner can't serve it, the head isn't for it.
@@ -151,10 +151,10 @@ def train_head(
 
 
 def count_vocabulary(passages: Sequence[Passage], vocab_size: int, size: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The ascending ids of the `size` tokens that are met most often; the lower id where two are met alike."""
+    """The ascending ids of the `size` tokens met most often in answers; the lower id where two are met alike."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for passage in passages:
-        counts += np.bincount(passage.token_ids, minlength=vocab_size)
+        counts += np.bincount(passage.token_ids[passage.answer_start :], minlength=vocab_size)
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 
@@ -170,16 +170,11 @@ def _described(text: TextPlan, recipe: Recipe, passages: Sequence[Passage], earl
 def _take_up(
     earlier: HeadFile, head: DraftHead, counted: np.ndarray[Any, np.dtype[np.int32]]
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Gives a head the weights of an earlier one, and returns the ids that it guesses: of too many those counted.
-
-    A head that guesses all ids goes on guessing all.
-    """
+    """Gives a head the weights of an earlier one, and returns the ids that it guesses: those counted, or still all."""
     head.load_state_dict({name: torch.from_numpy(earlier.floats(name)) for name in head.state_dict()})
     if earlier.draft_vocab is None:
         return np.arange(earlier.metadata.vocab_size, dtype=np.int32)
-    if len(earlier.draft_vocab) > len(counted):
-        return np.intersect1d(earlier.draft_vocab, counted)
-    return earlier.draft_vocab
+    return counted
 
 
 def _longest(frame: Frame, text: TextPlan, prompts: Sequence[Sequence[int]]) -> int:

@@ -101,17 +101,17 @@ class Trainer:
 
     def _regression(self, batch: Batch) -> list[tuple[float, Tensor]]:
         (state_BLH,) = unroll(self.head, batch, self._embedding_VH, 1)
-        real = batch.is_real
-        scaled, target = state_BLH[real] / self._deviation_H, batch.target[real] / self._deviation_H
+        counts = batch.counts
+        scaled, target = state_BLH[counts] / self._deviation_H, batch.target[counts] / self._deviation_H
         return [(1.0, functional.smooth_l1_loss(scaled, target, beta=0.5))]
 
     def _cross_entropy(self, batch: Batch) -> list[tuple[float, Tensor]]:
         losses = []
         depths = 1 if self.num_done < self._num_before_all_depths else self._recipe.depths
         for depth, state_BLH in enumerate(unroll(self.head, batch, self._embedding_VH, depths)):
-            real = batch.is_real.clone()
-            real[:, :depth] = False  # the first slots have no guess so deep
-            loss = soft_cross_entropy(state_BLH[real], batch.target[real], self._output_RH)
+            counts = batch.counts.clone()
+            counts[:, :depth] = False  # the first slots have no guess so deep
+            loss = soft_cross_entropy(state_BLH[counts], batch.target[counts], self._output_RH)
             losses.append((_DEPTH_WEIGHT**depth, loss))
         return losses
 

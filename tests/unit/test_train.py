@@ -105,10 +105,10 @@ def test_loss_and_gradient_are_those_of_plain_cross_entropy(count: int) -> None:
 
 
 def test_a_batch_is_laid_out_as_its_docstring_draws_it() -> None:
-    short, long = random_passage(3, seed=1), random_passage(4, seed=2)
+    short, long = random_passage(3, seed=1, answer_start=3), random_passage(4, seed=2)
     batch = make_batch([short, long])
     assert batch.tokens.tolist() == [[*short.token_ids[1:3].tolist(), 0], long.token_ids[1:4].tolist()]
-    assert batch.is_real.tolist() == [[True, True, False], [True, True, True]]
+    assert batch.counts.tolist() == [[False, True, False], [True, True, True]]
     assert np.array_equal(batch.before[1].numpy(), long.hidden[:3].astype(np.float32))
     assert np.array_equal(batch.target[0, :2].numpy(), short.hidden[1:3].astype(np.float32))
 
@@ -218,9 +218,10 @@ def test_acceptance_counts_a_depth_only_where_the_guesses_before_it_were_right()
     assert found.tokens_per_step == pytest.approx(1 + 4 / 5 + 4 / 5 * 2 / 3)
 
 
-def test_the_vocabulary_is_what_is_met_most_often_in_ascending_order() -> None:
+def test_the_vocabulary_is_what_answers_hold_most_often_in_ascending_order() -> None:
     passages = [
-        Passage(np.array(ids, dtype=np.int32), np.zeros((0, 1), np.float16), 0) for ids in ([7, 7, 3], [9, 3, 7])
+        Passage(np.array(ids, dtype=np.int32), np.zeros((0, 1), np.float16), 2)
+        for ids in ([1, 1, 7, 7, 3], [1, 1, 9, 3, 7])
     ]
     assert count_vocabulary(passages, 12, 2).tolist() == [3, 7]
     assert count_vocabulary(passages, 12, 4).tolist() == [0, 3, 7, 9]
