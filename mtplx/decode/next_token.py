@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mtplx.decode.filters import drop_filtered, has_filters
+from mtplx.decode.filters import drop_filtered
 from mtplx.decode.history import History, uses_penalties
 from mtplx.decode.noise import NoiseKey
 from mtplx.decode.noisy_argmax import NoisyArgmax, plain_noisy_argmax
@@ -38,9 +38,8 @@ def next_token(
         GenerationError: a NaN or +inf among the logits.
         NoTokenLeftError: what the params ask for left no token with a finite one.
     """
-    draws_from_all = params.temperature > 0.0 and not has_filters(params) and is_banned_V is None
-    if draws_from_all and is_plain(params, history.num_emitted):
-        found = noisy_argmax.of_logits(logits_V, params.temperature, noise_key, ids_V)
+    if params.temperature > 0.0 and is_banned_V is None and is_plain(params, history.num_emitted):
+        found = noisy_argmax.of_logits(logits_V, params, noise_key, ids_V)
         if found is not None:
             return id_at(found, ids_V)
     if not is_sound(logits_V):

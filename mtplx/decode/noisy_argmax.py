@@ -1,7 +1,8 @@
 """The last step of a draw, the largest of score + noise: in numpy, or with the kernels' library to the same bits.
 
 The library tells which few tokens could win, with an upper bound of everyone's noise; the noise of those few is then
-computed as numpy computes it for all. It is a question of speed alone who answers.
+computed as numpy computes it for all. Whoever wins among all and outlives top-k, top-p and min-p has won among those
+that do. It is a question of speed alone who answers.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mtplx.decode.filters import Floats
+from mtplx.decode.filters import Floats, has_filters
 from mtplx.decode.noise import NoiseKey, gumbel, gumbel_of_bits
 from mtplx.model.native.binding import address
 from mtplx.model.native.library import NativeLibrary, NativeUnavailableError, load_library
 from mtplx.model.runner import Logits
+from mtplx.sampling_params import SamplingParams
 
 _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-3, 1e3  # that the library takes
+_LEAST_TOP_P, _LEAST_TOP_K, _MOST_MIN_P = 0.5, 8, 0.3  # narrower filters drop the winner too often to draw it first
 
 
 class NoisyArgmax(Protocol):
@@ -31,9 +34,13 @@ class NoisyArgmax(Protocol):
         ...
 
     def of_logits(
-        self, logits_V: Logits, temperature: float, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None
+        self,
+        logits_V: Logits,
+        params: SamplingParams,
+        noise_key: NoiseKey,
+        ids_V: npt.NDArray[np.integer] | None = None,
     ) -> int | None:
-        """The same of scores (logit - largest) / temperature, if that is quicker than to compute them; else None."""
+        """The same of scores (logit - largest) / temperature that outlive the filters; None if that isn't quick."""
         ...
 
 
@@ -47,7 +54,11 @@ class PlainNoisyArgmax:
         return int(places_S[np.argmax(values_S)])
 
     def of_logits(
-        self, logits_V: Logits, temperature: float, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None
+        self,
+        logits_V: Logits,
+        params: SamplingParams,
+        noise_key: NoiseKey,
+        ids_V: npt.NDArray[np.integer] | None = None,
     ) -> int | None:
         return None
 
@@ -66,13 +77,29 @@ class NativeNoisyArgmax:
         return _first_largest(places_S, bits_S, scores_V[places_S])
 
     def of_logits(
-        self, logits_V: Logits, temperature: float, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None
+        self,
+        logits_V: Logits,
+        params: SamplingParams,
+        noise_key: NoiseKey,
+        ids_V: npt.NDArray[np.integer] | None = None,
     ) -> int | None:
         is_ours = logits_V.dtype == np.float32 and logits_V.flags.c_contiguous
-        if not (is_ours and _LEAST_TEMPERATURE <= temperature <= _MOST_TEMPERATURE):
+        if not (is_ours and _LEAST_TEMPERATURE <= params.temperature <= _MOST_TEMPERATURE):
             return None
-        count = self._find(logits_V, noise_key, ids_V, temperature)
-        return _first_largest(self._places[:count], self._bits[:count], self._scores[:count]) if count else None
+        is_filtered = has_filters(params)
+        if is_filtered and not _is_wide(params):
+            return None
+        count = self._find(logits_V, noise_key, ids_V, params.temperature)
+        if not count:
+            return None
+        place = _first_largest(self._places[:count], self._bits[:count], self._scores[:count])
+        return None if is_filtered and not self._survives(logits_V, place, params) else place
+
+    def _survives(self, logits_V: Logits, place: int, params: SamplingParams) -> bool:
+        """Whether a place certainly outlives the filters."""
+        top_k = min(params.top_k, len(logits_V))
+        row = (address(logits_V), len(logits_V), params.temperature)
+        return bool(self._functions.mtplx_survives(*row, place, top_k, params.top_p, params.min_p))
 
     def candidates(
         self, scores_V: Floats, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None
@@ -116,6 +143,12 @@ def fastest_noisy_argmax() -> NoisyArgmax:
         return NativeNoisyArgmax(load_library())
     except NativeUnavailableError:
         return plain_noisy_argmax
+
+
+def _is_wide(params: SamplingParams) -> bool:
+    """Whether the filters leave most winners, so that it pays to draw one first and to filter only where need be."""
+    is_wide_k = params.top_k == 0 or params.top_k >= _LEAST_TOP_K
+    return is_wide_k and params.top_p >= _LEAST_TOP_P and params.min_p <= _MOST_MIN_P
 
 
 def _first_largest(places_S: npt.NDArray[np.int32], bits_S: npt.NDArray[np.uint64], scores_S: Floats) -> int:

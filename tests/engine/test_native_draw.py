@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtplx.decode import noisy_argmax
+from mtplx.decode.filters import drop_filtered, surviving_ids
 from mtplx.decode.noise import NoiseKey, gumbel, uniform_bits
 from mtplx.decode.noisy_argmax import NativeNoisyArgmax, fastest_noisy_argmax, plain_noisy_argmax
 from mtplx.model.native.binding import NativeLibrary, NativeUnavailableError
 from mtplx.model.native.builds import find_compiler
+from mtplx.sampling_params import SamplingParams
 from tests.engine.native_kernels import libraries_here
 
 needs_kernels = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler, so no kernels")
@@ -69,7 +72,7 @@ def test_the_librarys_token_is_the_definitions(library: NativeLibrary, scores_V:
 @given(
     scores_V=score_rows(),
     noise_key=keys,
-    temperature=st.sampled_from([1e-3, 0.3, 1.0, 1.7, 1e3]),
+    temperature=st.sampled_from([1e-3, 0.3, 1.0, 1.7, 2.0]),
     bad=st.sampled_from([None, None, None, math.nan, math.inf]),
     some=st.booleans(),
 )
@@ -81,7 +84,7 @@ def test_logits_draw_as_their_scores(
     if bad is not None:
         logits_V[len(logits_V) // 2] = bad
     ids_V = np.arange(len(logits_V)) * 3 + 1 if some else None
-    found = NativeNoisyArgmax(library).of_logits(logits_V, temperature, noise_key, ids_V)
+    found = NativeNoisyArgmax(library).of_logits(logits_V, SamplingParams(temperature=temperature), noise_key, ids_V)
     if bad is not None:
         assert found is None, "next_token says what is wrong"
     else:
@@ -92,15 +95,94 @@ def test_logits_draw_as_their_scores(
         assert found == NativeNoisyArgmax(library)(exact_V, noise_key, ids_V)
 
 
+filtered = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([1e-3, 0.3, 1.0, 1.7, 2.0]),
+    top_k=st.sampled_from([0, 0, 8, 40, 600]),
+    top_p=st.sampled_from([1.0, 0.5, 0.9, 0.9999]),
+    min_p=st.sampled_from([0.0, 0.05, 0.3]),
+)
+
+
+@needs_kernels
+@settings(max_examples=1000, deadline=None)
+@given(scores_V=score_rows(), noise_key=keys, params=filtered, some=st.booleans())
+def test_what_outlives_the_filters_draws_as_their_scores(
+    library: NativeLibrary, scores_V: Scores, noise_key: NoiseKey, params: SamplingParams, some: bool
+) -> None:
+    logits_V = np.clip(scores_V, -1e30, 0.0).astype(np.float32) + np.float32(3.7)
+    logits_V[scores_V == -math.inf] = -math.inf
+    ids_V = np.arange(len(logits_V)) * 3 + 1 if some else None
+    exact_V = logits_V.astype(np.float64)
+    exact_V -= exact_V.max()
+    exact_V /= params.temperature
+    drop_filtered(exact_V, params)
+    found = NativeNoisyArgmax(library).of_logits(logits_V, params, noise_key, ids_V)
+    assert found in (None, plain_noisy_argmax(exact_V, noise_key, ids_V))
+
+
+@needs_kernels
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), length=st.integers(1, 70), params=filtered)
+def test_the_library_knows_who_outlives_the_filters_but_for_close_calls(
+    library: NativeLibrary, seed: int, length: int, params: SamplingParams
+) -> None:
+    logits_V = np.random.default_rng(seed).normal(0.0, 2.0 * params.temperature, length).astype(np.float32)
+
+    def survivors(top_p: float, min_p: float) -> set[int]:
+        scores_V = (logits_V - logits_V.max()).astype(np.float64) / params.temperature
+        changed = replace(params, top_p=top_p, min_p=min_p)
+        return set(surviving_ids(scores_V, changed).tolist())
+
+    def is_told(place: int) -> bool:
+        row = (logits_V.ctypes.data, length, params.temperature)
+        return bool(library.functions.mtplx_survives(*row, place, params.top_k, params.top_p, params.min_p))
+
+    told = {place for place in range(length) if is_told(place)}
+    assert told <= survivors(params.top_p, params.min_p)
+    clear = survivors(params.top_p * 0.995 if params.top_p < 1.0 else 1.0, min(1.0, params.min_p * 1.005))
+    assert told >= clear - _with_a_near_neighbour(logits_V / params.temperature)
+
+
+def _with_a_near_neighbour(scores_V: npt.NDArray[np.float32]) -> set[int]:
+    """Places whose order is for others to tell."""
+    order_V = np.argsort(scores_V)
+    gaps = np.diff(scores_V[order_V], prepend=-math.inf, append=math.inf)
+    return set(order_V[(gaps[:-1] < 1e-3) | (gaps[1:] < 1e-3)].tolist())
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.7, top_p=0.9),
+        SamplingParams(temperature=1.0, top_k=40, top_p=0.95),
+        SamplingParams(temperature=0.8, min_p=0.05),
+    ],
+    ids=["top-p", "top-k and top-p", "min-p"],
+)
+def test_most_draws_with_filters_are_quick(library: NativeLibrary, params: SamplingParams) -> None:
+    """What the speed rests on: as many as these filters leave of the probability, but for close calls."""
+    logits_V = np.random.default_rng(3).normal(0.0, 3.0, 49_152).astype(np.float32)
+    scores_V = (logits_V - logits_V.max()).astype(np.float64) / params.temperature
+    kept = np.exp(scores_V[surviving_ids(scores_V, params)]).sum() / np.exp(scores_V).sum()
+    native = NativeNoisyArgmax(library)
+    found = [native.of_logits(logits_V, params, NoiseKey(9, position)) for position in range(400)]
+    num_quick = sum(place is not None for place in found)
+    assert abs(num_quick / 400 - kept) < 0.08
+
+
 @needs_kernels
 def test_what_the_library_does_not_take_is_left_to_others(library: NativeLibrary) -> None:
     native, key = NativeNoisyArgmax(library), NoiseKey(1, 2)
     logits_V = np.zeros(40, dtype=np.float32)
-    assert native.of_logits(logits_V, 1.0, key) is not None
-    assert native.of_logits(logits_V, 1e-300, key) is None
-    assert native.of_logits(logits_V.astype(np.float64), 1.0, key) is None
-    assert native.of_logits(logits_V[::2], 1.0, key) is None
-    assert plain_noisy_argmax.of_logits(logits_V, 1.0, key) is None
+    params = SamplingParams(temperature=1.0)
+    assert native.of_logits(logits_V, params, key) is not None
+    assert native.of_logits(logits_V, SamplingParams(temperature=1e-300), key) is None
+    assert native.of_logits(logits_V, SamplingParams(temperature=1.0, top_k=2), key) is None
+    assert native.of_logits(logits_V.astype(np.float64), params, key) is None
+    assert native.of_logits(logits_V[::2], params, key) is None
+    assert plain_noisy_argmax.of_logits(logits_V, params, key) is None
 
 
 @needs_kernels

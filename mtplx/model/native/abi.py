@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 
 Fields = list[tuple[str, Any]]
 
@@ -148,6 +148,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         _INT,
         [_PTR, _INT, c_double, _PTR, c_uint64, c_uint32, c_uint32, _PTR, _PTR, _PTR],
     ),
+    "survives": (_INT, [_PTR, _INT, c_double, _INT, _INT, c_double, c_double]),
 }
 
 
