@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx.batching.state import DraftRequest
-from mtplx.decode.next_token import Logits, greedy_tokens_of, id_at
+from mtplx.decode.next_token import Logits, greedy_tokens, id_at
 from mtplx.decode.sampler import Sampler, SamplerEntry
 from mtplx.errors import GenerationError
 
@@ -36,11 +36,15 @@ class DraftChooser:
         """See `Choose`. Plain greedy rows share one argmax over the columns there are."""
         assert len(logits_RW) == len(requests)
         entries = [self._entry(index) for index in requests]
-        plain = [line for line, entry in enumerate(entries) if entry.is_plain_greedy]
-        found = _greedy(plain, logits_RW, ids_W, argmax_R)
+        if argmax_R is None and any(entry.is_plain_greedy for entry in entries):
+            argmax_R = greedy_tokens(logits_RW)
         tokens = []
         for line, entry in enumerate(entries):
-            token_id = found[line] if line in found else self._draw(entry, logits_RW[line], ids_W)
+            token_id: int | None
+            if argmax_R is not None and entry.is_plain_greedy:
+                token_id = id_at(argmax_R[line], ids_W) if argmax_R[line] >= 0 else None
+            else:
+                token_id = self._draw(entry, logits_RW[line], ids_W)
             # Where an answer ends, the model says so without a draft: that token is the bonus of those before it.
             if token_id is not None and entry.ends_with(token_id):
                 token_id = None
@@ -63,16 +67,6 @@ class DraftChooser:
             return entry.draw(_spread(logits_W, ids_W, self._vocab_size))
         except GenerationError:
             return None
-
-
-def _greedy(
-    lines: Sequence[int], logits_RW: Logits, ids_W: npt.NDArray[np.integer] | None, argmax_R: Sequence[int] | None
-) -> dict[int, int | None]:
-    """The token of each line's largest logit, by line; None where there is none."""
-    if not lines:
-        return {}
-    columns = zip(lines, greedy_tokens_of(lines, logits_RW, argmax_R), strict=True)
-    return {line: None if column < 0 else id_at(column, ids_W) for line, column in columns}
 
 
 def _spread(logits_W: Logits, ids_W: npt.NDArray[np.integer], vocab_size: int) -> Logits:

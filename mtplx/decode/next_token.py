@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,13 +33,13 @@ def next_token(
     In float64: penalties, logit_bias, bans; (l - max) / T; top-k, top-p, min-p; argmax of l + Gumbel noise over what
     is left, the lowest id on ties. At temperature 0 it is the argmax after the bans. `history` ends just before the
     position; what `is_banned_V` marks can't be drawn, whatever its logit. Every `noisy_argmax` gives the same token.
-    With `ids_V`, ascending, the logits are those of some ids and all others can't be drawn; only where `is_plain`.
+    With `ids_V`, ascending, the logits are those of some ids and all others can't be drawn; only from `plain_from` on.
 
     Raises:
         GenerationError: a NaN or +inf among the logits.
         NoTokenLeftError: what the params ask for left no token with a finite one.
     """
-    if params.temperature > 0.0 and is_banned_V is None and is_plain(params, history.num_emitted):
+    if params.temperature > 0.0 and is_banned_V is None and history.num_emitted >= plain_from(params):
         found = noisy_argmax.of_logits(logits_V, params, noise_key, ids_V)
         if found is not None:
             return id_at(found, ids_V)
@@ -60,24 +61,22 @@ def next_token(
 
 def id_at(place: int, ids_V: npt.NDArray[np.integer] | None) -> int:
     """The token id whose logit is at a place of a row; None means that the row is the vocabulary."""
-    return place if ids_V is None else int(ids_V[place])
+    return place if ids_V is None else ids_V.item(place)
 
 
-def is_plain_greedy(params: SamplingParams, num_emitted: int) -> bool:
-    """Whether `next_token` is the argmax of the raw logits after so many emitted tokens, and from there on."""
-    return params.temperature == 0.0 and is_plain(params, num_emitted)
+def plain_from(params: SamplingParams) -> float:
+    """After how many emitted tokens `next_token` asks for no id by its name any more; infinite if it always does.
 
-
-def is_plain(params: SamplingParams, num_emitted: int) -> bool:
-    """Whether `next_token` asks for no id by its name after so many emitted tokens, and from there on."""
-    return (
-        not uses_penalties(params)
-        and not params.logit_bias
-        and num_emitted >= params.min_tokens
-        and params.grammar is None
-        and not params.banned_runs
-        and params.allowed_token_ids is None
+    At temperature 0 it is the argmax of the raw logits from there on.
+    """
+    asks_for_ids = (
+        uses_penalties(params)
+        or params.logit_bias
+        or params.grammar is not None
+        or params.banned_runs
+        or params.allowed_token_ids is not None
     )
+    return math.inf if asks_for_ids else params.min_tokens
 
 
 def greedy_tokens(logits_NV: Logits) -> list[int]:

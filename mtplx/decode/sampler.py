@@ -19,7 +19,7 @@ from mtplx.decode.filters import in_order
 from mtplx.decode.history import History
 from mtplx.decode.logprobs import TokenLogprobs, token_logprobs
 from mtplx.decode.matcher import Matcher
-from mtplx.decode.next_token import Logits, greedy_tokens_of, is_plain, is_plain_greedy, is_sound, next_token
+from mtplx.decode.next_token import Logits, greedy_tokens_of, is_sound, next_token, plain_from
 from mtplx.decode.noise import NoiseKey, gumbel_of_one
 from mtplx.decode.noisy_argmax import NoisyArgmax, fastest_noisy_argmax
 from mtplx.errors import GenerationError, NoTokenLeftError, RequestError
@@ -99,7 +99,9 @@ class Sampler:
         stops = np.array(sorted(i for i in stop_ids if 0 <= i < self._vocab_size), dtype=np.int64)
         history = History.of_prompt(prompt_ids, params, self._vocab_size)
         matcher = None if grammar is None else Matcher.of(grammar)
-        self._entries[seq_id] = SamplerEntry(params, seed, choice, stops, history, self._noisy_argmax, matcher)
+        self._entries[seq_id] = SamplerEntry(
+            params, seed, choice, stops, plain_from(params), history, self._noisy_argmax, matcher
+        )
 
     def remove(self, seq_id: int) -> None:
         """Forgets a sequence.
@@ -231,6 +233,7 @@ class SamplerEntry:
     seed: int
     choice: int
     stop_ids: npt.NDArray[np.int64]  # ascending, inside the vocabulary
+    plain_from: float  # that of `params`
     history: History
     noisy_argmax: NoisyArgmax
     matcher: Matcher | None = None  # where it is in its grammar
@@ -238,12 +241,13 @@ class SamplerEntry:
     def copy(self) -> SamplerEntry:
         """One that can go on while this one stays."""
         matcher = None if self.matcher is None else self.matcher.copy()
-        history = self.history.copy()
-        return SamplerEntry(self.params, self.seed, self.choice, self.stop_ids, history, self.noisy_argmax, matcher)
+        own = (self.params, self.seed, self.choice, self.stop_ids, self.plain_from)
+        return SamplerEntry(*own, self.history.copy(), self.noisy_argmax, matcher)
 
     @property
     def is_plain_greedy(self) -> bool:
-        return is_plain_greedy(self.params, self.history.num_emitted)
+        """Whether the token is the argmax of the raw logits."""
+        return self.params.temperature == 0.0 and self.is_plain
 
     @property
     def _noise_key(self) -> NoiseKey:
@@ -251,7 +255,8 @@ class SamplerEntry:
 
     @property
     def is_plain(self) -> bool:
-        return is_plain(self.params, self.history.num_emitted)
+        """Whether no id is asked for by its name."""
+        return self.history.num_emitted >= self.plain_from
 
     def draw_among(self, logits_W: Logits, ids_W: npt.NDArray[np.integer]) -> int:
         """The token at the next position, of a plain entry, if only these ids could come. Raises: GenerationError."""

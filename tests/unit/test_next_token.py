@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtplx.decode.bans import bans
 from mtplx.decode.filters import in_order, surviving_ids
 from mtplx.decode.history import History
-from mtplx.decode.next_token import Logits, greedy_tokens, is_plain_greedy, next_token
+from mtplx.decode.next_token import Logits, greedy_tokens, next_token, plain_from
 from mtplx.decode.noise import NoiseKey
 from mtplx.decode.penalties import adjust_logits
 from mtplx.errors import GenerationError
@@ -294,12 +294,15 @@ def test_seed_choice_and_position_each_change_the_draw() -> None:
     assert len(set(others)) == 3
 
 
-def test_plain_greedy_is_what_needs_no_history() -> None:
-    assert is_plain_greedy(GREEDY, 0)
-    assert not is_plain_greedy(SamplingParams(temperature=0.1), 0)
-    assert not is_plain_greedy(SamplingParams(temperature=0.0, repetition_penalty=1.1), 0)
-    assert not is_plain_greedy(SamplingParams(temperature=0.0, presence_penalty=0.1), 0)
-    assert not is_plain_greedy(SamplingParams(temperature=0.0, frequency_penalty=0.1), 0)
-    assert not is_plain_greedy(SamplingParams(temperature=0.0, logit_bias={1: 1.0}), 0)
-    assert not is_plain_greedy(SamplingParams(temperature=0.0, min_tokens=3), 2)
-    assert is_plain_greedy(SamplingParams(temperature=0.0, min_tokens=3), 3)
+def test_plain_is_what_asks_for_no_id_by_its_name() -> None:
+    assert plain_from(SamplingParams(temperature=0.7, top_p=0.9, top_k=3, min_p=0.1)) == 0
+    assert plain_from(SamplingParams(min_tokens=3)) == 3
+    asking = [
+        SamplingParams(repetition_penalty=1.1),
+        SamplingParams(presence_penalty=0.1),
+        SamplingParams(frequency_penalty=0.1),
+        SamplingParams(logit_bias={1: 1.0}),
+        SamplingParams(banned_runs=((4,),)),
+        SamplingParams(allowed_token_ids=(1,)),
+    ]
+    assert {plain_from(params) for params in asking} == {math.inf}
