@@ -30,7 +30,7 @@ public:
     void see(const float *values, int count) {
         for (int i = 0; i < count; i++)
             if (values[i] > bar_) kept_.push_back(values[i]);
-        if (kept_.size() >= k_ + PIECE) shrink();
+        if (kept_.size() >= 2 * k_ + PIECE) shrink();
     }
 
     // In no order; all there are if there are fewer.
