@@ -84,18 +84,18 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 2.0)
-        _in_range("top_k", self.top_k, 0, None)
+        _whole("top_k", self.top_k, 0, None)
         _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
-        _in_range("seed", self.seed, -(2**63), MAX_SEED)
-        _in_range("max_tokens", self.max_tokens, 0, None)
-        _in_range("min_tokens", self.min_tokens, 0, None)
-        _in_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
-        _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
-        _in_range("draft_depth", self.draft_depth, 0, MAX_DRAFT_DEPTH)
+        _whole("seed", self.seed, -(2**63), MAX_SEED)
+        _whole("max_tokens", self.max_tokens, 0, None)
+        _whole("min_tokens", self.min_tokens, 0, None)
+        _whole("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+        _whole("draft_depth", self.draft_depth, 0, MAX_DRAFT_DEPTH)
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
         for name, texts in (("stop", self.stop), ("bad_words", self.bad_words)):
@@ -113,6 +113,12 @@ class SamplingParams:
             raise RequestError("ignore_eos: an answer under a grammar ends where the grammar does", "ignore_eos")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", "min_tokens")
+
+
+def _whole(name: str, value: int | None, low: int, high: int | None) -> None:
+    if isinstance(value, float):
+        raise RequestError(f"{name} must be a whole number, got {value}", name)
+    _in_range(name, value, low, high)
 
 
 def _in_range(name: str, value: float | None, low: float | None, high: float | None, *, low_open: bool = False) -> None:

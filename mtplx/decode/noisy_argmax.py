@@ -1,8 +1,8 @@
 """The last step of a draw, the largest of score + noise: in numpy, or with the kernels' library to the same bits.
 
 The library tells which few tokens could win, with an upper bound of everyone's noise; the noise of those few is then
-computed as numpy computes it for all. Whoever wins among all and outlives top-k, top-p and min-p has won among those
-that do. It is a question of speed alone who answers.
+computed as numpy computes it for all. Whoever wins among all and outlives top-p and min-p has won among those that do.
+It is a question of speed alone who answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mtplx.model.runner import Logits
 from mtplx.sampling_params import SamplingParams
 
 _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-3, 1e3  # that the library takes
-_LEAST_TOP_P, _LEAST_TOP_K, _MOST_MIN_P = 0.5, 8, 0.3  # narrower filters drop the winner too often to draw it first
+_LEAST_TOP_P, _MOST_MIN_P = 0.5, 0.1  # narrower filters drop the winner too often to draw it first
 
 
 class NoisyArgmax(Protocol):
@@ -97,9 +97,8 @@ class NativeNoisyArgmax:
 
     def _survives(self, logits_V: Logits, place: int, params: SamplingParams) -> bool:
         """Whether a place certainly outlives the filters."""
-        top_k = min(params.top_k, len(logits_V))
         row = (address(logits_V), len(logits_V), params.temperature)
-        return bool(self._functions.mtplx_survives(*row, place, top_k, params.top_p, params.min_p))
+        return bool(self._functions.mtplx_survives(*row, place, params.top_p, params.min_p))
 
     def candidates(
         self, scores_V: Floats, noise_key: NoiseKey, ids_V: npt.NDArray[np.integer] | None = None
@@ -146,9 +145,11 @@ def fastest_noisy_argmax() -> NoisyArgmax:
 
 
 def _is_wide(params: SamplingParams) -> bool:
-    """Whether the filters leave most winners, so that it pays to draw one first and to filter only where need be."""
-    is_wide_k = params.top_k == 0 or params.top_k >= _LEAST_TOP_K
-    return is_wide_k and params.top_p >= _LEAST_TOP_P and params.min_p <= _MOST_MIN_P
+    """Whether the filters leave most winners, so that it pays to draw one first and to filter only where need be.
+
+    How many top-k leaves depends on the temperature, and it is quick by itself.
+    """
+    return params.top_k == 0 and params.top_p >= _LEAST_TOP_P and params.min_p <= _MOST_MIN_P
 
 
 def _first_largest(places_S: npt.NDArray[np.int32], bits_S: npt.NDArray[np.uint64], scores_S: Floats) -> int:

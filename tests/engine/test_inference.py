@@ -56,6 +56,10 @@ def test_wrong_kinds_of_parameters_name_the_field() -> None:
     assert SamplingParams(stop=["and"]).stop == ["and"]  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="seed must be a number"):
         SamplingParams(seed="a")  # type: ignore[arg-type]
+    for name in ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "draft_depth"):
+        with pytest.raises(RequestError, match=f"{name} must be a whole number, got 4.0") as caught:
+            SamplingParams(**{name: 4.0})  # type: ignore[arg-type]
+        assert caught.value.param == name
 
 
 def test_parameters_for_each_prompt_are_refused_in_words(engine: Engine) -> None:

@@ -148,7 +148,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         _INT,
         [_PTR, _INT, c_double, _PTR, c_uint64, c_uint32, c_uint32, _PTR, _PTR, _PTR],
     ),
-    "survives": (_INT, [_PTR, _INT, c_double, _INT, _INT, c_double, c_double]),
+    "survives": (_INT, [_PTR, _INT, c_double, _INT, c_double, c_double]),
 }
 
 

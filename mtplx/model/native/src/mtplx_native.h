@@ -270,11 +270,11 @@ MTPLX_API int32_t mtplx_draw_candidates_of_logits(const float *logits, int32_t c
                                                   const int32_t *token_ids, uint64_t seed, uint32_t position,
                                                   uint32_t choice, int32_t *places, uint64_t *bits, double *scores);
 
-// Whether the place, whose logit is finite, is among those that outlive top_k (0: none), then top_p (1: none), then
-// min_p (0: none), in the order score descending, place ascending; temperatures of 0.001 to 1000, no NaN, no infinity
-// but negative ones. 0 where it isn't, and in a close call.
-MTPLX_API int32_t mtplx_survives(const float *logits, int32_t count, double temperature, int32_t place, int32_t top_k,
-                                 double top_p, double min_p);
+// Whether the place, whose logit is finite, is among those that outlive top_p (1: none), then min_p (0: none), in the
+// order score descending, place ascending; temperatures of 0.001 to 1000, no NaN, no infinity but negative ones. 0 where
+// it isn't, and in a close call.
+MTPLX_API int32_t mtplx_survives(const float *logits, int32_t count, double temperature, int32_t place, double top_p,
+                                 double min_p);
 
 #ifdef __cplusplus
 }
