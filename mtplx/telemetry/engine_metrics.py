@@ -60,7 +60,7 @@ def _counters(status: EngineStatus) -> Iterator[Metric]:
         ("mtplx_steps", "Steps that ran", status.num_steps),
         ("mtplx_failed_steps", "Steps whose forward pass or sampling failed", status.num_failed_steps),
         ("mtplx_prefill_tokens", "Prompt tokens computed", status.num_prefill_tokens),
-        ("mtplx_decode_tokens", "Tokens computed one at a time", status.num_decode_tokens),
+        ("mtplx_decode_tokens", "Rows that decoded, one for each answer and step", status.num_decode_tokens),
         ("mtplx_preemptions", "Sequences set back for lack of cache blocks", status.num_preemptions),
     ):
         yield CounterMetricFamily(name, text, value)
