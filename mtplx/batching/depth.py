@@ -374,9 +374,8 @@ class AdaptiveDepth:
             return depths
         self._num_probes += is_new
         self._is_probe = True
-        self._probed_at = {
-            row.seq_id: self._probed_at.get(row.seq_id, 0) for row in rows
-        }  # whoever is gone is forgotten
+        # Whoever is gone is forgotten.
+        self._probed_at = {row.seq_id: self._probed_at.get(row.seq_id, 0) for row in rows}
         self._probed_at |= {rows[index].seq_id: self._num_probes for index in open_rows}
         return deeper
 

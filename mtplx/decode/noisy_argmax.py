@@ -86,14 +86,13 @@ class NativeNoisyArgmax:
         is_ours = logits_V.dtype == np.float32 and logits_V.flags.c_contiguous
         if not (is_ours and _LEAST_TEMPERATURE <= params.temperature <= _MOST_TEMPERATURE):
             return None
-        is_filtered = has_filters(params)
-        if is_filtered and not _is_wide(params):
+        if not _is_wide(params):
             return None
         count = self._find(logits_V, noise_key, ids_V, params.temperature)
         if not count:
             return None
         place = _first_largest(self._places[:count], self._bits[:count], self._scores[:count])
-        return None if is_filtered and not self._survives(logits_V, place, params) else place
+        return place if not has_filters(params) or self._survives(logits_V, place, params) else None
 
     def _survives(self, logits_V: Logits, place: int, params: SamplingParams) -> bool:
         """Whether a place certainly outlives the filters."""

@@ -41,9 +41,8 @@ def make_batch(passages: Sequence[Passage]) -> Batch:
     for index, (passage, length) in enumerate(zip(passages, lengths, strict=True)):
         token_BL[index, :length] = torch.tensor(passage.token_ids[1 : length + 1])
         hidden_BMH[index, : length + 1] = torch.tensor(passage.hidden)
-        counts_BL[index, max(0, passage.answer_start - 2) : length] = (
-            True  # slot p, at index p - 1, guesses token p + 1
-        )
+        first = max(0, passage.answer_start - 2)  # slot p, at index p - 1, guesses token p + 1
+        counts_BL[index, first:length] = True
     return Batch(token_BL, hidden_BMH[:, :-1], hidden_BMH[:, 1:], counts_BL)
 
 
